@@ -186,6 +186,31 @@ def test_a_wrong_token_opens_nothing_and_its_refusal_names_no_address(target: Ta
     assert not [answer.text for answer in answers if "unix:" in answer.text or ".sock" in answer.text]
 
 
+def test_a_stranger_is_refused_before_the_body_arrives(target: Target) -> None:
+    sandbox = f"E2b-Sandbox-Id: {target.sandbox.sandbox_id}\r\nX-Access-Token: wrong\r\nE2b-Sandbox-Port"
+    stranger = "Authorization: Bearer wrong\r\nX-API-Key: wrong"
+    requests = [
+        (f"/sandboxes/{target.sandbox.sandbox_id}/timeout", stranger),
+        ("/v2/sandboxes", stranger),
+        ("/v1/run", stranger),
+        (f"{SERVICE}/Execute", stranger),
+        (f"{SERVICE}/GetPolicy", stranger),
+        ("/process.Process/List", f"{sandbox}: 49983"),
+        ("/process.Process/StreamInput", f"{sandbox}: 49983"),
+        ("/files?path=x", f"{sandbox}: 49983"),
+        ("/execute", f"{sandbox}: 49999"),
+        ("/contexts", f"{sandbox}: 49999"),
+    ]
+    port = int(target.gateway.url.rpartition(":")[2])
+    for path, headers in requests:
+        with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+            head = f"Host: gateway\r\nContent-Length: 100\r\nContent-Type: application/json\r\n{headers}"
+            connection.sendall(f"POST {path} HTTP/1.1\r\n{head}\r\n\r\n".encode())
+            began = time.monotonic()
+            assert b" 401 " in _until(connection, b"\r\n"), path
+            assert time.monotonic() - began < 5, path
+
+
 def test_another_tenants_sandbox_is_one_that_does_not_exist(target: Target) -> None:
     other, url = {"X-API-Key": target.gateway.other_token}, target.gateway.url
 

@@ -300,21 +300,21 @@ class _Account:
         return Response(status_code=204)
 
     async def _connect(self, request: Request) -> Response:
-        asked = await _body(request, _Connect)
         record, session = await self._owned(request)
+        asked = await _body(request, _Connect)
         # The key may be newer than the one of the creation, which may be revoked.
         record = replace(record, token=_key_of(request))
         return JSONResponse(self._created(self._prolong(record, session, asked.timeout)))
 
     async def _set_timeout(self, request: Request) -> Response:
-        asked = await _body(request, _Timeout)
         record, session = await self._owned(request)
+        asked = await _body(request, _Timeout)
         self._end_in(record, session, asked.timeout)
         return Response(status_code=204)
 
     async def _refresh(self, request: Request) -> Response:
-        asked = await _body(request, _Refresh)
         record, session = await self._owned(request)
+        asked = await _body(request, _Refresh)
         self._prolong(record, session, asked.duration)
         return Response(status_code=204)
 

@@ -246,7 +246,7 @@ def test_a_bomb_is_refused_before_it_fills_anything(http: httpx.Client) -> None:
         ({"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"}, b"no gzip", "decompressing"),
         (
             {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"},
-            gzip.compress(b"x" * 1000)[:-9],
+            gzip.compress(b"x" * 1000, mtime=0)[:-9],
             "decompressing",
         ),
         ({"Content-Type": "application/octet-stream", "Content-Encoding": "br"}, b"x", "Content-Encoding: br"),

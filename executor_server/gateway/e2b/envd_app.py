@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from starlette.applications import Starlette
-from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Mount, Route
-from starlette.types import ASGIApp, Receive, Scope, Send
 
+from executor_server.gateway.e2b.envd.calls import admitting
 from executor_server.gateway.e2b.envd.process import process_app
 from executor_server.gateway.e2b.errors import E2BError
 from executor_server.gateway.e2b.file_urls import files_route
@@ -23,19 +22,10 @@ def envd_app(sandboxes: Sandboxes) -> Starlette:
         await sandboxes.check(current_target().sandbox_id)
         return Response(status_code=204)
 
-    def admitting(service: ASGIApp) -> ASGIApp:
-        """Refuses strangers before connectrpc reads the body, which may take for ever to arrive."""
-
-        async def admit(scope: Scope, receive: Receive, send: Send) -> None:
-            await sandboxes.find(current_target().sandbox_id, Headers(scope=scope).get("x-access-token"))
-            await service(scope, receive, send)
-
-        return admit
-
     routes = [
         Route("/health", health),
-        Mount("/process.Process", admitting(EndsWithClient(process_app(sandboxes)))),
-        Mount("/filesystem.Filesystem", admitting(EndsWithClient(filesystem_app(sandboxes)))),
+        Mount("/process.Process", admitting(EndsWithClient(process_app(sandboxes)), sandboxes)),
+        Mount("/filesystem.Filesystem", admitting(EndsWithClient(filesystem_app(sandboxes)), sandboxes)),
         files_route(sandboxes),
     ]
     return Starlette(routes=routes, exception_handlers={E2BError: _refusal})

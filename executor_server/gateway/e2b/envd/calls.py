@@ -13,6 +13,9 @@ from connectrpc.code import Code
 from connectrpc.codec import Codec
 from connectrpc.errors import ConnectError
 from connectrpc.request import RequestContext
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from executor_client.errors import ExecutorClientError, FileExists, SessionGone
 from executor_server.gateway.codecs import BinaryCodec, JsonCodec
@@ -43,6 +46,21 @@ _CODES = {
 _REASON_CHARS = 200
 
 _log = structlog.get_logger(__name__)
+
+
+def admitting(service: ASGIApp, sandboxes: Sandboxes) -> ASGIApp:
+    """Refuses strangers before connectrpc reads the body, which may take for ever to arrive."""
+
+    async def admit(scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await sandboxes.find(current_target().sandbox_id, Headers(scope=scope).get("x-access-token"))
+        except E2BError as error:
+            code = _CODES.get(error.status, Code.INTERNAL).value
+            await JSONResponse({"code": code, "message": error.message}, error.status)(scope, receive, send)
+        else:
+            await service(scope, receive, send)
+
+    return admit
 
 
 @contextlib.asynccontextmanager

@@ -213,6 +213,8 @@ class AsyncSessionFiles(ShortRepr):
     async def _manage(self, path: str, **action: dict[str, Any]) -> pb.ManageFileResponse:
         request = requests.with_path(pb.ManageFileRequest, self._session.session_id, path, tar=False, **action)
         response: pb.ManageFileResponse = await self._session._open().call(request)
+        if self._session._record is not None:
+            self._session._record.changed(request)
         return response
 
     @staticmethod
@@ -242,7 +244,10 @@ class AsyncSessionFiles(ShortRepr):
             upload.raise_problem()
             return convert.from_wire(FileInfo, response.file)
 
-        return await transport.repeat(attempt)
+        info = await transport.repeat(attempt)
+        if self._session._record is not None:
+            await run_blocking(self._session._record.file, header, content)
+        return info
 
     async def _received(self, reader: FileReader, path: str, **fields: Any) -> bytes:
         content = BytesIO()  # a list of pieces would take twice the memory

@@ -92,6 +92,8 @@ class AsyncSession(AsyncSessionUndo):
             pb.AuthorizeImportsRequest, session_id=self.session_id, authorized_imports=list(imports)
         )
         response = await self._open().call(request, self._turn("to authorize imports"))
+        if self._record is not None:
+            self._record.request("imports", request)
         return self._described(response.session)
 
     @property
@@ -102,6 +104,8 @@ class AsyncSession(AsyncSessionUndo):
     @property
     def ports(self) -> AsyncSessionPorts:
         """TCP ports in its sandbox."""
+        if self._record is not None:
+            self._record.unseen("connections to ports of the sandbox")
         return AsyncSessionPorts(self)
 
     async def rename(self, name: str) -> SessionInfo:
@@ -164,22 +168,30 @@ class AsyncSession(AsyncSessionUndo):
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
         with self._transport.waits() as waits:
-            return await self._watched(self._open().execution(request, current_trace(), waits), tools, on_event)
+            execution = self._open().execution(request, current_trace(), waits)
+            if self._record is not None:
+                self._record.begin(execution, request)
+            return await self._watched(execution, tools, on_event)
 
     async def _watched(
         self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
         self._running.add(execution.execution_id)
+        self._has_run = True
         try:
             async with AsyncToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
                 result = await drive(self, execution, calls, on_event)
         except BaseException as error:
+            if self._record is not None:
+                self._record.broken(execution.execution_id, error)
             if not (execution.refused or isinstance(error, ConnectionLost)):
                 interrupted = isinstance(error, KeyboardInterrupt)
                 await shielded(lambda: abandon(self, execution, wait=interrupted))
             raise
         finally:
             self._running.discard(execution.execution_id)
+            if self._record is not None:
+                self._record.end(execution.execution_id)
         self._generation = result.generation
         return result
 
@@ -263,8 +275,12 @@ class AsyncSession(AsyncSessionUndo):
         with shipped_tools.explaining(shipped):
             await self._open().repeat(attempt, awaited=self._turn("to register tools"))
         self._tools, self._given_tools, self._mcp_tools = host_tools.on_host(made), given, mcp_tools
+        if self._record is not None:
+            self._record.tools(made, shipped)
 
     async def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
+        if self._record is not None:
+            self._record.answer(execution_id, call_id, answer)
         try:
             await self._submit(execution_id, call_id, answer)
         except ExecutorClientError as error:
@@ -303,6 +319,8 @@ class AsyncSession(AsyncSessionUndo):
 
         if packed:
             await self._open().repeat(attempt, awaited=self._turn("to set variables"))
+            if self._record is not None:
+                self._record.variables(packed)
 
     async def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Returns variables by name; missing ones are omitted. Without names: all data that is not private."""
@@ -407,6 +425,8 @@ class AsyncSession(AsyncSessionUndo):
                 await self._stop(self._mcp_servers)
             self._closed = True
         await self._tool_pool.close()
+        if self._record is not None:
+            await run_blocking(self._record.close)
 
     async def __aenter__(self) -> Self:
         return self

@@ -214,6 +214,8 @@ class SessionFiles(ShortRepr):
     def _manage(self, path: str, **action: dict[str, Any]) -> pb.ManageFileResponse:
         request = requests.with_path(pb.ManageFileRequest, self._session.session_id, path, tar=False, **action)
         response: pb.ManageFileResponse = self._session._open().call(request)
+        if self._session._record is not None:
+            self._session._record.changed(request)
         return response
 
     @staticmethod
@@ -243,7 +245,10 @@ class SessionFiles(ShortRepr):
             upload.raise_problem()
             return convert.from_wire(FileInfo, response.file)
 
-        return transport.repeat(attempt)
+        info = transport.repeat(attempt)
+        if self._session._record is not None:
+            run_blocking(self._session._record.file, header, content)
+        return info
 
     def _received(self, reader: FileReader, path: str, **fields: Any) -> bytes:
         content = BytesIO()  # a list of pieces would take twice the memory

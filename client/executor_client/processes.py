@@ -202,6 +202,8 @@ class SessionProcesses(ShortRepr):
 
     def _followed(self, process_id: str, request: pb.StartProcessRequest | None, waits: Waits) -> FollowedProcess:
         transport = self._session._open()
+        if self._session._record is not None:
+            self._session._record.unseen("commands and terminals in the sandbox")
         return transport.process(self._session.session_id, process_id, request, current_trace(), waits)
 
     def list(self) -> list[ProcessInfo]:

@@ -16,9 +16,10 @@ comment is the SHA-256 of the file up to the end of its directory.
 The hashes show damage and careless edits. They don't show who wrote a recording: whoever edits one can compute new
 hashes. So a reader treats every file as hostile: it bounds what it reads, executes nothing and unpickles nothing.
 
-A `Recorder` writes next to the final path, and renames the file when it is closed. A recorder never fails the run that
-it records: if the disk is full, it logs a warning and removes its file; at `RECORDING_BYTES_MAX` it ends the recording,
-which is then incomplete.
+A `Recorder` writes next to the final path, and renames the file when it is closed. Until then its entries are the bytes
+of messages, in a file without a name: JSON takes ten times as long. A recorder never fails the run that it records: if
+the disk is full, it logs a warning and removes its file; at `RECORDING_BYTES_MAX` it ends the recording, which is then
+incomplete.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ KINDS: Mapping[str, type[Message] | None] = {
     "event": pb.Event,
     "answer": service_pb.SubmitToolResultRequest,  # of a host tool
     "broken": None,  # the client left the execution before its end: {"type": ..., "message": ...}
-    "savepoint": service_pb.TakeSavepointResponse,
+    "files": service_pb.ManageFileRequest,  # makes a directory, moves or removes
+    "savepoint": service_pb.TakeSavepointRequest,
     "rollback": service_pb.RollbackRequest,
     # A call of a model: {"model": its id, "messages": [payload of each as JSON], "settings": payload of the other
     # arguments as JSON, "answer": payload of the answer as JSON, or "error": {"type": ..., "message": ...}}.
@@ -92,10 +94,14 @@ _LINES, _MANIFEST, _BLOBS = "events.jsonl", "manifest.json", "blobs/"
 _BEGIN = hashlib.sha256(b"").digest()
 _END = struct.Struct("<4s4H2LH")  # the end of a zip's central directory
 _COMMENT_BYTES = 64
+_NOTED = struct.Struct("<dHBII")
+"""An entry while it is recorded: its time, kind, flags, step and size; then its fields."""
+_REDACTED, _IS_JSON = 1, 2
+_KIND_NAMES = list(KINDS)
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 _read_json = strict_json.reader()
-_write_json = strict_json.writer(ascii_only=True)
+_write_json = strict_json.writer(ascii_only=False)
 _log = logging.getLogger(__name__)
 
 
@@ -345,6 +351,11 @@ class Recording:
         return RecordingError(f"{self.path} can't be used: {why}")
 
 
+def fields_of(message: Message) -> dict[str, Any]:
+    """Returns a message as the fields of an entry."""
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
 def payload_of(event: pb.Event) -> pb.Payload | None:
     """Returns the payload of an event; None for one without."""
     kind = event.WhichOneof("kind")
@@ -422,7 +433,8 @@ class Recorder:
         self.path = Path(path)
         self.redact_tools = (redact_tools,) if isinstance(redact_tools, str) else tuple(redact_tools)
         self._file = _File(self.path, self.redact_tools)
-        self._steps: Counter[str] = Counter()
+        self._step = 0
+        self._beginning = threading.Lock()
         # At the exit of the interpreter too, and without a reference to this object.
         self._finalizer = weakref.finalize(self, self._file.close)
 
@@ -433,8 +445,16 @@ class Recorder:
     def add(self, kind: str, fields: Mapping[str, Any] | Message, *, step: int = 0, redacted: bool = False) -> None:
         """Adds an entry; its payloads come from `payload`."""
         if isinstance(fields, Message):
-            fields = json_format.MessageToDict(fields, preserving_proto_field_name=True)
-        self._file.add(kind, step, fields, redacted=redacted)
+            self._file.add(kind, step, fields.SerializeToString(), redacted and _REDACTED)
+        else:
+            self._file.add(kind, step, packed_json(fields), _IS_JSON | (redacted and _REDACTED))
+
+    def begin_step(self, request: service_pb.ExecuteRequest) -> int:
+        """Adds the request of an execution. Returns its number."""
+        with self._beginning:
+            self._step += 1
+            self.add("execute", request, step=self._step)
+            return self._step
 
     def payload(self, data: bytes | memoryview) -> pb.Payload:
         """Stores bytes, and returns the payload for an entry."""
@@ -465,7 +485,7 @@ class Recorder:
 
 
 class _File:
-    """The files of a recorder: the blobs in the zip, and the lines in a file without a name until it is closed."""
+    """The files of a recorder: the zip with the blobs, and the entries in a file without a name until it is closed."""
 
     def __init__(self, path: Path, redact_tools: tuple[str, ...]) -> None:
         self._path = path
@@ -473,7 +493,7 @@ class _File:
         self._pid = os.getpid()
         self._lock = threading.RLock()
         with ExitStack() as on_failure:
-            self._lines = on_failure.enter_context(tempfile.TemporaryFile(dir=path.parent))
+            self._entries = on_failure.enter_context(tempfile.TemporaryFile(dir=path.parent))
             fd, part = tempfile.mkstemp(".part", f".{path.name}.", path.parent)  # 0600
             self._part = Path(part)
             on_failure.callback(self._part.unlink)
@@ -481,32 +501,22 @@ class _File:
             on_failure.pop_all()
         self.is_open = True
         self._ended = ""
-        self._chain = _BEGIN
         self._blobs: set[str] = set()
-        self._bytes = self._lines_bytes = 0
+        self._bytes = 0
         self._captured: Counter[str] = Counter()
         self._referenced: Counter[str] = Counter()
         self._unknown: Counter[str] = Counter()
 
-    def add(self, kind: str, step: int, fields: Mapping[str, Any], *, redacted: bool) -> None:
+    def add(self, kind: str, step: int, fields: bytes, flags: int) -> None:
         with self._lock:
-            if not self._takes():
+            if not self._takes() or not self._fits(len(fields)):
                 return
-            entry = {"time": round(time.time(), 6), "kind": kind, "step": step, "fields": fields}
-            line = _write_json({**entry, "redacted": True} if redacted else entry).encode() + b"\n"
-            if len(line) > LINE_BYTES_MAX or self._lines_bytes + len(line) > LINES_BYTES_MAX:
-                self._end(f"its entries reached their limit of {LINES_BYTES_MAX:,} bytes")
-                return
-            if not self._fits(len(line)):
-                return
+            self._captured[kind] += 1
+            noted = _NOTED.pack(time.time(), _KIND_NAMES.index(kind), flags, step, len(fields))
             try:
-                self._lines.write(line)
+                self._entries.write(noted + fields)
             except OSError as error:
                 self._discard(error)
-                return
-            self._chain = _linked(self._chain, line)
-            self._lines_bytes += len(line)
-            self._captured[kind] += 1
 
     def add_blob(self, name: str, data: bytes | memoryview) -> None:
         with self._lock:
@@ -537,7 +547,7 @@ class _File:
             except OSError as error:
                 self._discard(error)
             finally:
-                self._lines.close()
+                self._entries.close()
 
     def _takes(self) -> bool:
         return self.is_open and not self._ended and os.getpid() == self._pid
@@ -559,21 +569,29 @@ class _File:
         with suppress(OSError):
             self._part.unlink()
         with suppress(OSError):
-            self._lines.close()
+            self._entries.close()
         with suppress(OSError, ValueError):
             self._zip.fp.close()  # type: ignore[union-attr]  # without the directory that `close` would write
+        self._zip.fp = None
 
     def _write_rest(self) -> None:
         file: BinaryIO = self._zip.fp  # type: ignore[assignment]  # open until it is closed here
-        self._lines.seek(0)
+        chain, lines_bytes = _BEGIN, 0
+        self._captured.clear()
         with self._zip.open(_member(_LINES, zipfile.ZIP_DEFLATED), "w") as lines:
-            while piece := self._lines.read(1 << 20):
-                lines.write(piece)
+            for kind, line in self._lines():
+                lines_bytes += len(line)
+                if len(line) > LINE_BYTES_MAX or lines_bytes > LINES_BYTES_MAX:
+                    self._ended = f"its entries reached their limit of {LINES_BYTES_MAX:,} bytes"
+                    break
+                lines.write(line)
+                chain = _linked(chain, line)
+                self._captured[kind] += 1
         manifest = {
             "version": VERSION,
             "writer": f"remote-executor {version('remote-executor')}, Python {sys.version.split()[0]}",
             "entries": self._captured.total(),
-            "chain": self._chain.hex(),
+            "chain": chain.hex(),
             "complete": not self._ended,
             "ended": self._ended,
             "redacted_tools": list(self._redact_tools),
@@ -581,7 +599,7 @@ class _File:
             "referenced": dict(self._referenced),
             "unknown": dict(self._unknown),
         }
-        self._zip.writestr(_member(_MANIFEST), _write_json(manifest))
+        self._zip.writestr(_member(_MANIFEST), packed_json(manifest))
         self._zip.comment = b"0" * _COMMENT_BYTES  # its length is part of the end of the directory
         self._zip.close()
         size = file.seek(0, os.SEEK_END)
@@ -589,6 +607,20 @@ class _File:
         file.seek(size - _COMMENT_BYTES)
         file.write(digest)
         file.close()
+
+    def _lines(self) -> Iterator[tuple[str, bytes]]:
+        """Yields the kind and the line of each entry."""
+        self._entries.seek(0)
+        while head := self._entries.read(_NOTED.size):
+            time_s, number, flags, step, size = _NOTED.unpack(head)
+            data, kind = self._entries.read(size), _KIND_NAMES[number]
+            made = KINDS[kind]
+            if made is None or flags & _IS_JSON:
+                fields = _read_json(data)
+            else:
+                fields = fields_of(made.FromString(data))
+            entry = {"time": round(time_s, 6), "kind": kind, "step": step, "fields": fields}
+            yield kind, packed_json({**entry, "redacted": True} if flags & _REDACTED else entry) + b"\n"
 
 
 def _member(name: str, compression: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:
@@ -600,4 +632,4 @@ def _member(name: str, compression: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo
 
 def packed_json(value: object) -> bytes:
     """Returns a JSON value as bytes for `Recorder.payload`. Raises TypeError and ValueError for another value."""
-    return _write_json(value).encode()
+    return _write_json(value).encode("utf-8", "backslashreplace")  # a lone surrogate becomes JSON's escape

@@ -92,6 +92,8 @@ class Session(SessionUndo):
             pb.AuthorizeImportsRequest, session_id=self.session_id, authorized_imports=list(imports)
         )
         response = self._open().call(request, self._turn("to authorize imports"))
+        if self._record is not None:
+            self._record.request("imports", request)
         return self._described(response.session)
 
     @property
@@ -102,6 +104,8 @@ class Session(SessionUndo):
     @property
     def ports(self) -> SessionPorts:
         """TCP ports in its sandbox."""
+        if self._record is not None:
+            self._record.unseen("connections to ports of the sandbox")
         return SessionPorts(self)
 
     def rename(self, name: str) -> SessionInfo:
@@ -164,20 +168,28 @@ class Session(SessionUndo):
         self, request: pb.ExecuteRequest, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
         with self._transport.waits() as waits:
-            return self._watched(self._open().execution(request, current_trace(), waits), tools, on_event)
+            execution = self._open().execution(request, current_trace(), waits)
+            if self._record is not None:
+                self._record.begin(execution, request)
+            return self._watched(execution, tools, on_event)
 
     def _watched(self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None) -> ExecutionResult:
         self._running.add(execution.execution_id)
+        self._has_run = True
         try:
             with ToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
                 result = drive(self, execution, calls, on_event)
         except BaseException as error:
+            if self._record is not None:
+                self._record.broken(execution.execution_id, error)
             if not (execution.refused or isinstance(error, ConnectionLost)):
                 interrupted = isinstance(error, KeyboardInterrupt)
                 shielded(lambda: abandon(self, execution, wait=interrupted))
             raise
         finally:
             self._running.discard(execution.execution_id)
+            if self._record is not None:
+                self._record.end(execution.execution_id)
         self._generation = result.generation
         return result
 
@@ -261,8 +273,12 @@ class Session(SessionUndo):
         with shipped_tools.explaining(shipped):
             self._open().repeat(attempt, awaited=self._turn("to register tools"))
         self._tools, self._given_tools, self._mcp_tools = host_tools.on_host(made), given, mcp_tools
+        if self._record is not None:
+            self._record.tools(made, shipped)
 
     def _answer(self, execution_id: str, call_id: str, answer: Answer) -> None:
+        if self._record is not None:
+            self._record.answer(execution_id, call_id, answer)
         try:
             self._submit(execution_id, call_id, answer)
         except ExecutorClientError as error:
@@ -301,6 +317,8 @@ class Session(SessionUndo):
 
         if packed:
             self._open().repeat(attempt, awaited=self._turn("to set variables"))
+            if self._record is not None:
+                self._record.variables(packed)
 
     def get_variables(self, names: Iterable[str] | None = None) -> dict[str, Any]:
         """Returns variables by name; missing ones are omitted. Without names: all data that is not private."""
@@ -405,6 +423,8 @@ class Session(SessionUndo):
                 self._stop(self._mcp_servers)
             self._closed = True
         self._tool_pool.close()
+        if self._record is not None:
+            run_blocking(self._record.close)
 
     def __enter__(self) -> Self:
         return self

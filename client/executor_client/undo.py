@@ -44,6 +44,8 @@ class SessionUndo(SessionBase[Transport]):
         turn = self._turn("to take a savepoint")
         request = pb.TakeSavepointRequest(session_id=self.session_id)
         response = self._open().call(request, turn)
+        if self._record is not None:
+            self._record.request("savepoint", request)
         return newest(convert.savepoints_from_wire(response.savepoints), 1)
 
     def savepoints(self) -> list[Savepoint]:
@@ -142,6 +144,8 @@ class SessionUndo(SessionBase[Transport]):
         response = self._open().call(request, self._turn(to_do))
         done = convert.rollback_from_wire(response, number)
         self._generation = done.generation
+        if self._record is not None:
+            self._record.request("rollback", request)
         return done
 
     @abstractmethod

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import re
-from typing import Generic, TypeVar
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Generic, TypeVar
 
 from executor_api.v1 import types_pb2
 from executor_client._core import convert
+from executor_client._core.local import LocalPath
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.waiting import Awaited
-from executor_client.errors import ExecutorClientError, SessionGone
+from executor_client.errors import ExecutorClientError, InvalidRequest, SessionGone
 from executor_client.results import Limits, PolicyRef, SessionInfo, StateManifest
 from executor_client.waits import WaitKind
+
+if TYPE_CHECKING:
+    from executor_client._core.session_record import SessionRecord
+    from executor_client.recording import Recorder
 
 T = TypeVar("T")
 
@@ -50,6 +56,8 @@ class SessionBase(ShortRepr, Generic[T]):
         self._info = info
         self._generation = info.generation
         self._restored: StateManifest | None = None
+        self._record: SessionRecord | None = None
+        self._has_run = False
 
     @property
     def restored(self) -> StateManifest | None:
@@ -88,6 +96,28 @@ class SessionBase(ShortRepr, Generic[T]):
     def network(self) -> tuple[str, ...]:
         """The hosts that code may reach through the sandbox's proxy; empty without a network."""
         return self._info.network
+
+    def record(self, path: LocalPath | Recorder, *, redact_tools: Iterable[str] = ()) -> Recorder:
+        """Records from now on what this object does with the session, in one file; see `Recording`.
+
+        The recording ends with the session, or with a `with` block around the returned `Recorder`, which writes the
+        file. Several sessions can share a given `Recorder`, which ends by itself only. `redact_tools` has patterns
+        ("crm_*") of host tools whose arguments and answers are left out; what the code prints is recorded.
+
+        A recording holds code, outputs, variables, files and answers of tools: keep it like the data that it has. The
+        run goes on if the recording can't. Raises OSError if the file can't be made, and InvalidRequest for a session
+        that is recorded already.
+        """
+        from executor_client._core.session_record import SessionRecord
+        from executor_client.recording import Recorder
+
+        self._open()
+        if self._record is not None and self._record.is_active:
+            raise InvalidRequest(f"this session is recorded already, in {self._record.recorder.path}")
+        owns = not isinstance(path, Recorder)
+        recorder = path if isinstance(path, Recorder) else Recorder(path, redact_tools=redact_tools)
+        self._record = SessionRecord(recorder, self._info, owns_recorder=owns, has_run=self._has_run)
+        return recorder
 
     def _open(self) -> T:
         """Returns the transport, for a new call. Raises SessionGone after the session was closed here."""

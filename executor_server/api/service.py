@@ -20,12 +20,14 @@ from executor_api.messages import write
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.api import checks, from_wire, to_wire
+from executor_server.api.asking import Asking
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.port_forwarding import forward_port
 from executor_server.api.upload import Upload
 from executor_server.core import BlobChunk, FileInfo, Reason, ResourceExhausted
 from executor_server.policy import Policy, check_tools
+from executor_server.policy.approvals import Approvals
 from executor_server.sessions import Session, SessionManager, SessionRequest, StateArchives
 from executor_server.sessions.journal import Execution
 
@@ -41,6 +43,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         policy: Callable[[], Policy],
         sessions: SessionManager,
         states: StateArchives,
+        approvals: Approvals,
         *,
         in_fleet: bool = False,
     ) -> None:
@@ -48,6 +51,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self._policy = policy
         self._sessions = sessions
         self._states = states
+        self._asking = Asking(approvals)
         self._in_fleet = in_fleet
 
     # -- sessions
@@ -63,9 +67,13 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             if request.node_labels and not self._in_fleet:
                 raise checks.invalid("node_labels", "can't be satisfied: this daemon is not part of a fleet")
             modules = from_wire.needed_modules_from(request)
-            spec = self._policy().decide(principal, from_wire.requested_session_from(request))
+            asked = from_wire.requested_session_from(request)
+            spec = self._asking.decided(
+                principal, "", request_id, lambda approved: self._policy().decide(principal, asked, approved)
+            )
             made = SessionRequest(request_id, spec, lease_id, modules, dict(request.env))
             session = await self._sessions.create(principal, made)
+            self._asking.done(principal, "", request_id)
         elif lease_id is not None:
             self._sessions.attach(session, lease_id)
         return service_pb.CreateSessionResponse(session=to_wire.session_to(session))
@@ -111,6 +119,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             raise checks.invalid("session_id", "or request_id must be given, and not both")
         if request.request_id:
             request_id = checks.identifier(request.request_id, "request_id")
+            self._asking.give_up(current_principal.get(), request_id)
             await self._sessions.delete_by_request(current_principal.get(), request_id)
         else:
             session_id = checks.identifier(request.session_id, "session_id")
@@ -128,8 +137,15 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(request.session_id)
         imports = tuple(request.authorized_imports)
         await session.authorize_imports(
-            imports, lambda spec: self._policy().authorize_imports(session.owner, spec, imports)
+            imports,
+            lambda spec: self._asking.decided(
+                session.owner,
+                session.session_id,
+                "",
+                lambda approved: self._policy().authorize_imports(session.owner, spec, imports, approved),
+            ),
         )
+        self._asking.done(session.owner, session.session_id, "")
         return service_pb.AuthorizeImportsResponse(session=to_wire.session_to(session))
 
     async def RenewLease(

@@ -196,7 +196,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         backend=backend,
         policies=policies,
         archives=archives,
-        service=ExecutorService(lambda: policies.current, sessions, archives, in_fleet=node is not None),
+        service=ExecutorService(lambda: policies.current, sessions, archives, approvals, in_fleet=node is not None),
         admin=_admin(control, egress, environments, sessions, approvals),
         observer=observer,
         settings=settings,

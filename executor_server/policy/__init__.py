@@ -25,4 +25,5 @@ from executor_server.policy.session_rules import (
     check_state_restore,
     check_tools,
     execution_limits,
+    tool_to_ask,
 )

@@ -38,7 +38,15 @@ from executor_server.core import (
 )
 from executor_server.core.lifecycle import Answer
 from executor_server.guest.wire.schema import Message
-from executor_server.policy import RequestedLimits, check_branch, check_savepoint, check_tools, execution_limits
+from executor_server.policy import (
+    RequestedLimits,
+    check_branch,
+    check_savepoint,
+    check_tools,
+    execution_limits,
+    tool_to_ask,
+)
+from executor_server.policy.approvals import Decision, Ruling
 from executor_server.sessions.journal import (
     Execution,
     ExecutionRequest,
@@ -70,6 +78,8 @@ class Executions:
         self._settings = settings
         self._admission = hooks.admission
         self._observer = hooks.observer
+        self._approvals = hooks.approvals
+        self._asking: set[str] = set()  # executions with calls that had to be approved
         self.journal = Journal(
             registry.segments_of(record.session_id),
             JournalLimits(settings.journal_bytes, settings.max_finished_executions),
@@ -207,6 +217,38 @@ class Executions:
         self._channel.on_send = self.journal.note_sent
         for execution_id in self.journal.undecided():
             self.on_undecided(execution_id)
+        for execution_id, call in self.journal.held():
+            self._asking.add(execution_id)
+            self._session.spawn(self._ask(execution_id, call, patient=True))
+
+    # -- approvals -----------------------------------------------------------------------------------------------
+
+    async def _ask(self, execution_id: str, call: ToolCall, *, patient: bool = False) -> None:
+        """Waits for the decision on a held tool call, and acts on it."""
+        spec = self._session.spec
+        wanted = tool_to_ask(spec, call.name)
+        ruling = Ruling(Decision.ONCE)  # a newer policy may not ask for it any more
+        if wanted is not None:
+            ruling = await self._approvals.ask(
+                self._session.facts.owner.tenant,
+                self._session.session_id,
+                execution_id,
+                wanted.kind,
+                wanted.what,
+                wanted.rule,
+                spec.approval_wait_s,
+                call_id=call.call_id,
+                patient=patient,
+            )
+        if not self.journal.is_held(execution_id, call.call_id):
+            return  # the execution has ended
+        # Checked now: the policy may be another one, and a call that nobody gets is no call.
+        refusal = self.refusal_of(execution_id, call) if ruling.approved else ruling.reason
+        if refusal is None:
+            self.journal.release(execution_id, call.call_id)
+        else:
+            text = f"the tool {call.name!r} was not called: {refusal}. Go on without it, or say that it was refused."
+            self.journal.deny(execution_id, call.call_id, ToolFailure("PermissionError", text))
 
     # -- calls of the journal ------------------------------------------------------------------------------------
 
@@ -225,6 +267,13 @@ class Executions:
         except ExecutorError as refusal:
             return refusal.message
         return None
+
+    def must_ask(self, call: ToolCall) -> bool:
+        return bool(self._session.spec.tools.ask) and tool_to_ask(self._session.spec, call.name) is not None
+
+    def on_held(self, execution_id: str, call: ToolCall) -> None:
+        self._asking.add(execution_id)
+        self._session.spawn(self._ask(execution_id, call))
 
     def on_event(self, execution_id: str, event: EventKind) -> None:
         if isinstance(event, Log):
@@ -246,6 +295,10 @@ class Executions:
 
     def on_end(self, execution_id: str, result: Result) -> None:
         self._session.touch()
+        if execution_id in self._asking:
+            self._asking.discard(execution_id)
+            facts = self._session.facts
+            self._approvals.end_execution(facts.owner.tenant, facts.session_id, execution_id)
         # Later in this round of the event loop: the readers that were just woken go first.
         asyncio.get_running_loop().call_soon(self._report_end, execution_id, result)
 

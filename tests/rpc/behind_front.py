@@ -55,6 +55,7 @@ from executor_server.fleet.membership import (
     lease_clock,
 )
 from executor_server.policy import Policy, QuotasTable
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.identity import Identities
 from executor_server.policy.quotas import Admission, Quotas
 from executor_server.sessions import SessionRequest
@@ -182,7 +183,7 @@ def _node(
     current_policy: Callable[[], Policy],
     admin: admin_grpc.AdminServiceServicer,
 ) -> NodeServer:
-    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
+    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None), Approvals())
     linked = _Linked(name, sessions)
     return NodeServer(
         TcpAddress("127.0.0.1", 0),

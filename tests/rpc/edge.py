@@ -39,6 +39,7 @@ from executor_server.core.model import (
     ToolSpec,
 )
 from executor_server.core.network import NO_NETWORK_USE, EgressDenial, NetworkUsage
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.identity.identities import Identities
@@ -327,7 +328,7 @@ def make_server(
     identities = Identities(tokens or Tokens(TOKEN), current_policy)
     if wanted():
         return FrontedServer(sessions, server_settings, identities, current_policy, reload=front_reload, **more)
-    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None))
+    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None), Approvals())
     return RpcServer(service, identities, server_settings, **more)
 
 

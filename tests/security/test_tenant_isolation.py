@@ -23,6 +23,7 @@ from executor_server.api.service import ExecutorService
 from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import ExecutorError
 from executor_server.core.model import Principal
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.identity.token_file import TokenFile
 from executor_server.sessions import SessionManager, SessionRequest, SessionSettings
 from executor_server.sessions.journal.registry import Registry
@@ -247,7 +248,7 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 async def test_the_way_to_no_is_the_same_line_by_line(manager: SessionManager, method: str) -> None:
     """Timing reveals nothing where the same lines run on values of the same form."""
     session = await manager.create(Principal("victim", "x"), SessionRequest("r", session_spec(SPEC)))
-    service = ExecutorService(cast("Any", None), manager, cast("Any", None))
+    service = ExecutorService(cast("Any", None), manager, cast("Any", None), Approvals())
     current_principal.set(Principal("stranger", "x"))
     ways = [
         await way_to_refusal(service, method, CALLS[method](session_id))

@@ -183,8 +183,7 @@ class Approvals:
         finally:
             found.waiters -= 1
             if found.waits and not found.waiters and not found.repeats:
-                self._decide(found, Ruling(Decision.DENIED, "the request was withdrawn"), None)
-                self._drop(found)
+                self._end(found, "the request was withdrawn")
 
     def check(
         self, tenant: str, session_id: str, request_id: str, kind: ApprovalKind, what: str, rule: str, wait_s: float
@@ -197,7 +196,10 @@ class Approvals:
         if isinstance(found, Ruling):
             return found
         found.repeats = True
-        return found.ruling.result() if found.ruling.done() else None
+        if found.waits:
+            return None
+        self._keep(found)
+        return found.ruling.result()
 
     def used(self, tenant: str, session_id: str, request_id: str) -> None:
         """Drops decisions that were kept for a caller of `check`: its request has been done."""
@@ -206,14 +208,23 @@ class Approvals:
             if request.repeats and not request.waits:
                 self._drop(request)
 
-    def end_session(self, tenant: str, session_id: str) -> None:
-        """Forgets all of a session that has ended."""
-        scope = (tenant, session_id, "")
+    def end_session(self, tenant: str, session_id: str, request_id: str = "") -> None:
+        """Forgets all of a session that has ended, or of a request for one that was given up."""
+        scope = (tenant, session_id, request_id)
         self._remembered.pop(scope, None)
         for request in self._of_scope(scope):
-            if request.waits:
-                self._decide(request, Ruling(Decision.DENIED, "the session has ended"), None)
-            self._drop(request)
+            self._end(request, "the session has ended" if session_id else "the request was given up")
+
+    def end_execution(self, tenant: str, session_id: str, execution_id: str) -> None:
+        """Forgets all that an execution waited for; it has ended."""
+        for request in self._of_scope((tenant, session_id, "")):
+            if request.approval.execution_id == execution_id and request.waits:
+                self._end(request, "the execution has ended")
+
+    def _end(self, request: _Request, reason: str) -> None:
+        if request.waits:
+            self._decide(request, Ruling(Decision.DENIED, reason), None)
+        self._drop(request)
 
     def _of_scope(self, scope: _Scope) -> list[_Request]:
         return [request for key, request in self._requests.items() if key[0] == scope]
@@ -327,13 +338,16 @@ class Approvals:
                 remembered.add((kind, shown))
         request.ruling.set_result(ruling)
         self._by_id.pop(approval.approval_id, None)
-        if request.end is not None:
-            request.end.cancel()
         if request.repeats or (not ruling.approved and not call_id):
-            request.end = asyncio.get_running_loop().call_later(KEPT_S, self._drop, request)
+            self._keep(request)
         else:
             self._drop(request)
         self._notify(approval.tenant)
+
+    def _keep(self, request: _Request) -> None:
+        if request.end is not None:
+            request.end.cancel()
+        request.end = asyncio.get_running_loop().call_later(KEPT_S, self._drop, request)
 
     def _drop(self, request: _Request) -> None:
         if request.end is not None:
@@ -349,9 +363,7 @@ class Approvals:
     def close(self) -> None:
         """Denies all that waits: the daemon stops."""
         for request in list(self._requests.values()):
-            if request.waits:
-                self._decide(request, Ruling(Decision.DENIED, "the daemon stops"), None)
-            self._drop(request)
+            self._end(request, "the daemon stops")
 
 
 def _shown(what: str) -> str:

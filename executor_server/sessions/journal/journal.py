@@ -58,6 +58,14 @@ class JournalOwner(Protocol):
         """Returns the reason why this tool call is withheld from clients; None if it is not."""
         ...
 
+    def must_ask(self, call: ToolCall) -> bool:
+        """True when a tool call needs an approval."""
+        ...
+
+    def on_held(self, execution_id: str, call: ToolCall) -> None:
+        """Must ask for a held call, and then call `release` or `deny`."""
+        ...
+
     def on_undecided(self, execution_id: str) -> None:
         """Must find out what the result lacks, and then call `decide`."""
         ...
@@ -247,6 +255,9 @@ class Journal:
     def take(self, frame: Frame) -> None:
         """Records and applies a frame about an execution. Raises FrameError before any change."""
         execution, event = self._state.read(frame)
+        if isinstance(event, ToolCall) and self._owner.must_ask(event):
+            self._hold(frame, execution, event)
+            return
         if isinstance(event, ToolCall) and (refusal := self._owner.refusal_of(execution.execution_id, event)):
             self._withhold(frame, execution, event, refusal)
             return
@@ -261,6 +272,33 @@ class Journal:
             self._owner.on_undecided(execution.execution_id)
         elif not isinstance(event, Result):
             self._owner.on_event(execution.execution_id, event)
+
+    def _hold(self, frame: Frame, execution: Execution, call: ToolCall) -> None:
+        self._write(encode_frame(RecordKind.HELD, {"id": execution.execution_id, "call": call.call_id}))
+        self._segments.append(frame.raw)  # both records go into one segment
+        self._state.hold(frame, execution, call, self._segments.segment)
+        self._owner.on_held(execution.execution_id, call)
+
+    def held(self) -> list[tuple[str, ToolCall]]:
+        """Returns the tool calls that wait for an approval, with the ids of their executions."""
+        return [(execution_id, held.call) for (execution_id, _), held in self._state.held.items()]
+
+    def is_held(self, execution_id: str, call_id: str) -> bool:
+        return (execution_id, call_id) in self._state.held
+
+    def release(self, execution_id: str, call_id: str) -> None:
+        """Publishes a held call: it was approved."""
+        held = self._state.held[execution_id, call_id]
+        self._write(encode_frame(RecordKind.RELEASED, {"id": execution_id, "call": call_id}))
+        self._segments.append(held.raw)  # again, since the segment of HELD may be removed
+        self._state.release(execution_id, call_id)
+        self._owner.on_event(execution_id, held.call)
+
+    def deny(self, execution_id: str, call_id: str, failure: ToolFailure) -> None:
+        """Answers a held call with a failure; no client gets to see it."""
+        self.send_answer(execution_id, call_id, failure)
+        del self._state.held[execution_id, call_id]
+        self.running[execution_id].note_answer(call_id)
 
     def _withhold(self, frame: Frame, execution: Execution, call: ToolCall, refusal: str) -> None:
         """Ends an execution instead of passing its tool call to a client.

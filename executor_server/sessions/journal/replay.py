@@ -7,13 +7,14 @@ record that does not follow from those before it is an error.
 from __future__ import annotations
 
 from executor_server.backends.channel import read_result
+from executor_server.core import ToolCall as CallEvent
 from executor_server.guest.wire.frames import Frame, FrameError
-from executor_server.guest.wire.messages import Cancel, Execute, Result, ToolResult
+from executor_server.guest.wire.messages import Cancel, Execute, Result, ToolCall, ToolResult
 from executor_server.guest.wire.schema import Message, message_of
 from executor_server.sessions.journal.execution import network_usage
 from executor_server.sessions.journal.records import SegmentError, snapshot_body
 from executor_server.sessions.journal.segments import SENT, RecordKind, Segment, Segments
-from executor_server.sessions.journal.state import JournalState
+from executor_server.sessions.journal.state import CallKey, JournalState
 
 
 def replay(segments: Segments, state: JournalState) -> None:
@@ -31,11 +32,12 @@ def replay(segments: Segments, state: JournalState) -> None:
 
 
 class _Replay:
-    """Carries verdicts from their record to the following one, which is the result."""
+    """Carries records to the one that follows them: verdicts to their result, HELD and RELEASED to their tool call."""
 
     def __init__(self, state: JournalState) -> None:
         self._state = state
         self._verdicts: dict[str, int | None] = {}
+        self._calls: dict[CallKey, int] = {}  # HELD or RELEASED
 
     def read_segment(self, segment: Segment) -> None:
         for record in segment.records:
@@ -57,6 +59,8 @@ class _Replay:
             )
         elif record.kind == RecordKind.STOPPED:
             self._read_stop(record)
+        elif record.kind in (RecordKind.HELD, RecordKind.RELEASED):
+            self._calls[record.head.text("id", 64), record.head.text("call", 64)] = record.kind
         elif record.kind == RecordKind.DISCARDED:
             execution = self._state.running[record.head.text("id", 64)]
             self._state.discard(record, execution, record.head.integer("bytes", 1))
@@ -78,6 +82,7 @@ class _Replay:
             self._state.begin(message, body)
         elif isinstance(message, ToolResult):
             execution = self._state.executions.get(message.id)
+            self._state.held.pop((message.id, message.call), None)
             if execution is not None:
                 execution.note_answer(message.call, len(body))
         elif isinstance(message, Cancel):
@@ -94,6 +99,8 @@ class _Replay:
 
     def _read_event(self, record: Frame, segment: int) -> None:
         execution_id = record.head.text("id", 64)
+        if record.kind == ToolCall.kind and self._read_waiting_call(record, execution_id, segment):
+            return
         if record.kind != Result.kind or execution_id not in self._verdicts:
             self._state.take(record, *self._state.read(record), segment)
         elif execution_id in self._state.running:
@@ -101,3 +108,15 @@ class _Replay:
             self._state.decide(execution_id, read_result(record), oom_kills, len(record.raw))
         else:
             raise FrameError("a verdict on what does not run")
+
+    def _read_waiting_call(self, record: Frame, execution_id: str, segment: int) -> bool:
+        """Holds or releases a tool call; returns False for one that did not wait for an approval."""
+        key = (execution_id, record.head.text("call", 64))
+        kind = self._calls.pop(key, None)
+        if kind == RecordKind.HELD:
+            execution, call = self._state.read(record)
+            assert isinstance(call, CallEvent), call
+            self._state.hold(record, execution, call, segment)
+        elif kind == RecordKind.RELEASED:
+            self._state.release(*key)
+        return kind is not None

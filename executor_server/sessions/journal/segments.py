@@ -74,6 +74,8 @@ class RecordKind:
     NOTICE = 135  # a line of the daemon for the log of a running execution
     PROCESS = 136  # a process that is about to be started, and what it is
     FORGOTTEN = 137  # a process that is not known any more
+    HELD = 138  # the tool call that follows waits for an approval
+    RELEASED = 139  # such a call was approved; it follows again
 
 
 SENT = frozenset((Kind.EXECUTE, Kind.TOOL_RESULT, Kind.CANCEL, Kind.RESTRICT))

@@ -21,6 +21,9 @@ result nor invent an execution. A result must have the current or a later genera
 so is an event after a result that waits for its verdict. A tool call needs an id that is new to the execution;
 otherwise an answer could go to another call than the one the client saw.
 
+Held calls. The policy may require an approval for a tool call. It is no event yet then, but is kept in `held` until it
+is released to clients, or answered with a failure. A restarted daemon asks again for those that are left.
+
 Verdicts. Some results wait in `undecided`, since a part of them is determined outside the sandbox. Inside, it can't be
 seen who killed an interpreter: the kernel for memory, or code that fakes such a crash. So the result waits until the
 daemon has read the kernel's counter of kills for memory. The VERDICT record has that number, since the counter changes.
@@ -29,9 +32,9 @@ all it did; NETWORK records have an execution's usage so far.
 
 Segments and snapshots. The snapshot at the start of each segment has the whole state except the events, which stay in
 earlier segments. spans.py notes how many events each execution had at the start and the end of each segment. From that,
-`unneeded_segments` finds those that may be removed: they hold no kept event, no undelivered frame, and no result that
-waits for a verdict. After a replay it must return the same as in the daemon that wrote the segments, so spans are
-rebuilt by the same calls (`begin_segment`, `end_segment`).
+`unneeded_segments` finds those that may be removed: they hold no kept event, no undelivered frame, no held call, and no
+result that waits for a verdict. After a replay it must return the same as in the daemon that wrote the segments, so
+spans are rebuilt by the same calls (`begin_segment`, `end_segment`).
 
 Race: an execution id may be reused after the old execution was dropped. Its events start at 1 again, and the old spans
 would pin or free the wrong segments. So `_forget` removes the id from all spans.
@@ -69,6 +72,18 @@ from executor_server.sessions.journal.sent_frames import SentFrames
 from executor_server.sessions.journal.spans import SegmentSpans
 
 _MAX_EXECUTIONS = 2**20
+
+CallKey = tuple[str, str]
+"""The ids of an execution and of a tool call of it."""
+
+
+@dataclass(frozen=True)
+class Held:
+    """A tool call that waits for an approval: its frame, and the segment that this lies in."""
+
+    call: ToolCall
+    raw: bytes
+    segment: int
 
 
 @dataclass(frozen=True)
@@ -111,6 +126,7 @@ class JournalState:
         self.finished: dict[str, Execution] = {}  # the oldest first
         self.finished_bytes = 0
         self.undecided: dict[str, Undecided] = {}
+        self.held: dict[CallKey, Held] = {}
         self.sent = SentFrames()
         self._spans = SegmentSpans()
         self.replaying = False
@@ -156,13 +172,16 @@ class JournalState:
             raise FrameError("an event of an execution that does not run")
         if frame.kind != ResultMessage.kind:
             event = read_event(frame)
-            if isinstance(event, ToolCall) and not execution.may_call(event.call_id):
+            if isinstance(event, ToolCall) and not self._may_call(execution, event.call_id):
                 raise FrameError(f"tool call {event.call_id} was made before, or one too many is open")
             return execution, event
         result = read_result(frame, execution.policy_fingerprint)
         if result.generation < self.generation:
             raise FrameError(f"generation {result.generation} after {self.generation}")
         return execution, result
+
+    def _may_call(self, execution: Execution, call_id: str) -> bool:
+        return execution.may_call(call_id) and (execution.execution_id, call_id) not in self.held
 
     def take(self, frame: Frame, execution: Execution, event: EventKind, segment: int) -> None:
         """Publishes the event of a frame that was read; an undecided result waits for its verdict."""
@@ -183,6 +202,16 @@ class JournalState:
         self._arrived(frame)
         execution.note_answer(call_id)
         execution.note_stop(reason)
+
+    def hold(self, frame: Frame, execution: Execution, call: ToolCall, segment: int) -> None:
+        """HELD: keeps a tool call from clients until it is released or answered."""
+        self._arrived(frame)
+        self.held[execution.execution_id, call.call_id] = Held(call, bytes(frame.raw), segment)
+
+    def release(self, execution_id: str, call_id: str) -> None:
+        """RELEASED: publishes a held call."""
+        held = self.held.pop((execution_id, call_id))
+        self.running[execution_id].publish(held.call, len(held.raw))
 
     def discard(self, frame: Frame, execution: Execution, discarded_bytes: int) -> None:
         """DISCARDED: notes how many bytes of a cancelled execution were discarded so far."""
@@ -235,6 +264,7 @@ class JournalState:
             result = _without_discarded_output(result)
         execution.publish(result, frame_bytes)
         del self.running[execution.execution_id]
+        self._drop_held(execution.execution_id)
         self._finish(execution)
         if not self.replaying:
             self.forget_old()
@@ -265,7 +295,12 @@ class JournalState:
             if self.finished.pop(execution_id, None) is not None:
                 self.finished_bytes -= execution.journal_size
             execution.leave()
+        self._drop_held(execution_id)
         self._spans.forget(execution_id)
+
+    def _drop_held(self, execution_id: str) -> None:
+        for key in [key for key in self.held if key[0] == execution_id]:
+            del self.held[key]
 
     # -- segments ------------------------------------------------------------------------------------------------
 
@@ -279,7 +314,8 @@ class JournalState:
 
     def unneeded_segments(self) -> set[int]:
         """Returns, once each, the ended segments that nothing needs (see the theory of operation)."""
-        pinned = self.sent.segments | {waiting.segment for waiting in self.undecided.values()}
+        waiting = {each.segment for each in self.undecided.values()} | {each.segment for each in self.held.values()}
+        pinned = self.sent.segments | waiting
         return self._spans.drop_unneeded(pinned, self.executions)
 
     # -- snapshots -----------------------------------------------------------------------------------------------
@@ -293,6 +329,7 @@ class JournalState:
             "oom_kills": self.oom_kills,
             **self.sent.snapshot(),
             "unjudged": list(self.undecided),
+            "held": [each for key in self.held for each in key],
             "executions": [execution.snapshot() for execution in executions],
         }
         return json.dumps(known, separators=(",", ":")).encode()
@@ -318,6 +355,9 @@ class JournalState:
                 self.running[execution_id] = execution
         undecided = known.texts("unjudged", _MAX_EXECUTIONS)
         self.undecided = {name: result for name, result in self.undecided.items() if name in undecided}
+        held = known.texts("held", 2 * _MAX_EXECUTIONS) if "held" in known else []
+        kept = set(zip(held[::2], held[1::2], strict=True))
+        self.held = {key: call for key, call in self.held.items() if key in kept}
         self.sent.restore(known)
 
     def _restored(self, execution_id: str, fields: Fields) -> Execution:

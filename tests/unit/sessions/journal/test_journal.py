@@ -61,6 +61,8 @@ class Bench:
         self.delivered = 0
         self.segments = Segments(directory)
         self.refusal: str | None = None  # for every tool call
+        self.asks = False  # before every tool call
+        self.asked: list[str] = []
         self.reported: list[EventKind] = []
         self.journal = Journal(self.segments, JournalLimits(journal_bytes, max_finished), self, has_network=has_network)
 
@@ -69,6 +71,12 @@ class Bench:
 
     def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
         return self.refusal
+
+    def must_ask(self, call: ToolCall) -> bool:
+        return self.asks
+
+    def on_held(self, execution_id: str, call: ToolCall) -> None:
+        self.asked.append(call.call_id)
 
     def on_event(self, execution_id: str, event: EventKind) -> None:
         self.reported.append(event)

@@ -48,8 +48,16 @@ from executor_server.core.model import (
 )
 from executor_server.core.network import NetworkRules
 from executor_server.core.packages import PackagesSpec
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.requested import RequestedLimits
-from executor_server.sessions import Session, SessionManager, SessionRequest, SessionSettings, VariablesReply
+from executor_server.sessions import (
+    Session,
+    SessionHooks,
+    SessionManager,
+    SessionRequest,
+    SessionSettings,
+    VariablesReply,
+)
 from executor_server.sessions.journal.execution import Execution, ToolFailure
 from executor_server.sessions.journal.registry import Registry
 from executor_server.sessions.pool.asked_kinds import AskedSettings
@@ -213,7 +221,9 @@ class Harness(Running):
         self._state = tempfile.TemporaryDirectory(prefix="r-")
         self.registry = Registry(StateDir(registry_dir or Path(self._state.name)))
         settings = SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2)
-        self.manager = SessionManager(backend, self.pool, self.registry, settings)
+        self.approvals = Approvals()
+        hooks = SessionHooks(approvals=self.approvals)
+        self.manager = SessionManager(backend, self.pool, self.registry, settings, hooks)
         self._stack = AsyncExitStack()
 
     @property

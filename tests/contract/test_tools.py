@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
+from contextlib import aclosing
 from typing import Any
 
 import pytest
 
 from executor_api.values import decode, encode
 from executor_server.core.errors import NotFound, PreconditionFailed
-from executor_server.core.model import ToolCall, ToolSpec
+from executor_server.core.model import Principal, ToolCall, ToolSpec
+from executor_server.policy.approvals import Decision
 from executor_server.sessions.journal.execution import ToolFailure
-from tests.contract.harness import Harness, follow
+from tests.contract.harness import PRINCIPAL, Harness, Transcript, follow
 from tests.contract.marks import promise
 
 
@@ -279,3 +282,58 @@ async def test_code_given_to_a_tool_is_refused_with_a_reason_at_the_call(harness
         run = await harness.run_with_tools(session, code, tools)
         assert said in run.output and "can't leave the sandbox" in run.output
         assert not called
+
+
+ASKS = "tools.ask = ['delete*']\napprovals.wait_s = 1.0"
+TRIES = """\
+try:
+    answer = delete_file(1)
+except PermissionError as error:
+    answer = str(error)
+answer"""
+
+
+@promise("tools-host")
+async def test_a_call_that_nobody_can_approve_is_denied_at_once(harness: Harness) -> None:
+    session = await harness.session_under(ASKS)
+    tools: dict[str, Callable[..., Any]] = {"delete_file": lambda number: number, "read_file": lambda: "read"}
+    run = await harness.run_with_tools(session, f"{TRIES}\nanswer, read_file()", tools)
+    refusal, read = run.output
+    assert "the tool 'delete_file' was not called: it needs an approval, and nobody who may approve" in refusal
+    assert read == "read"
+    assert [event.kind.name for event in run.events if isinstance(event.kind, ToolCall)] == ["read_file"]
+
+
+@promise("tools-host")
+async def test_a_call_that_needs_an_approval_waits_with_its_clock(harness: Harness) -> None:
+    session = await harness.session_under(ASKS)
+    called: list[int] = []
+
+    def delete_file(number: int) -> str:
+        called.append(number)
+        return "deleted"
+
+    tools = {"delete_file": delete_file}
+    anna = Principal(PRINCIPAL.tenant, "anna", roles=("approver",))
+    async with aclosing(harness.approvals.watch(anna)) as lists:
+        assert await anext(lists) == ()
+        late = await harness.run_with_tools(session, TRIES, tools, wall_time_s=0.5)
+        assert late.outcome == "succeeded", "it waited longer than it may run"
+        assert "nobody decided within 1 s" in late.output and not called
+
+        async def decide(decision: Decision) -> Transcript:
+            run = asyncio.create_task(harness.run_with_tools(session, TRIES, tools))
+            async for waiting in lists:
+                if waiting:
+                    assert (waiting[0].what, waiting[0].session_id) == ("delete_file", session.session_id)
+                    assert not called
+                    harness.approvals.decide(anna, waiting[0].approval_id, decision)
+                    break
+            return await run
+
+        assert "the approver refused it" in (await decide(Decision.DENIED)).output and not called
+        run = await decide(Decision.SESSION)
+        assert (run.output, called) == ("deleted", [1])
+        assert [type(event.kind).__name__ for event in run.events] == ["ToolCall", "Result"]
+    again = await harness.run_with_tools(session, TRIES, tools)
+    assert (again.output, called) == ("deleted", [1, 1]), "nobody is asked, or connected, any more"

@@ -18,7 +18,7 @@ import pytest
 
 from executor_client import AuthenticationError, ExecutorClient, ExecutorClientError, UnavailableError
 from executor_server.core.config import StateDir
-from executor_server.policy.identity import TokenFile
+from executor_server.policy.identity import Role, TokenFile
 from tests.support.fork_server import SERVER, popen
 from tests.support.leftovers import DAEMON_PREFIX
 from tests.support.polling import eventually
@@ -56,9 +56,9 @@ class Daemon:
     def client(self, **options: Any) -> ExecutorClient:
         return ExecutorClient(**self.access, **options)
 
-    def new_token(self, tenant: str) -> str:
+    def new_token(self, tenant: str, *roles: Role) -> str:
         """A token as the command line makes it; the daemon knows it within a second."""
-        _, secret = TokenFile(StateDir(self.state_dir).tokens_path).new(tenant, "default")
+        _, secret = TokenFile(StateDir(self.state_dir).tokens_path).new(tenant, "default", roles=roles)
         return secret
 
     @contextmanager

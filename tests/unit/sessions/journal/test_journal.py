@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from executor_server.core.errors import InvalidRequest, OutOfRange
+from executor_server.core.errors import InvalidRequest, NotFound, OutOfRange
 from executor_server.core.model import (
     ErrorDetail,
     Event,
@@ -28,7 +28,7 @@ from executor_server.core.model import (
 )
 from executor_server.core.network import NetworkUsage
 from executor_server.guest.wire.frames import Fields, FrameDecoder, FrameError, Kind, encode_frame, encode_prefix
-from executor_server.guest.wire.messages import Cancel, Restrict
+from executor_server.guest.wire.messages import Cancel, Restrict, ToolResult
 from executor_server.guest.wire.schema import Message
 from executor_server.policy.requested import RequestedLimits
 from executor_server.sessions.journal import segments as segments_module
@@ -728,3 +728,56 @@ async def test_an_execution_that_was_forgotten_meanwhile_holds_back_no_guest(
         assert list(after.journal.running) == ["next"]
         assert not after.held
     bench.journal.close()
+
+
+# -- calls that wait for an approval
+
+
+async def test_a_held_call_is_no_event_until_it_is_released(bench: Bench, tmp_path: Path) -> None:
+    execution = bench.execute("e")
+    bench.asks = True
+    bench.log("e", "one")
+    for call_id in ("c1", "c2", "c3"):
+        bench.call("e", call_id)
+    assert bench.asked == ["c1", "c2", "c3"]
+    with pytest.raises(FrameError, match="made before"):
+        bench.call("e", "c1")
+    assert held_events(execution) == [Event(1, Log("stdout", "one"))]
+    assert not execution.waits_for_client
+    with pytest.raises(NotFound):
+        execution.check_answer("c1")
+
+    bench.journal.release("e", "c1")
+    bench.journal.deny("e", "c2", ToolFailure("PermissionError", "no"))
+    (*_, (answer, body)) = bench.sent
+    assert isinstance(answer, ToolResult) and (answer.call, answer.ok, body) == ("c2", False, b"no")
+    released = [Event(1, Log("stdout", "one")), Event(2, ToolCall("c1", "f", b"args"))]
+    assert held_events(execution) == released
+
+    with replayed(bench.files, tmp_path / "next") as after:
+        again = after.journal.known("e")
+        assert again is not None and held_events(again) == released
+        assert after.journal.held() == [("e", ToolCall("c3", "f", b"args"))], "the next daemon asks for it again"
+        after.guest_seq = after.journal.taken_seq
+        after.journal.release("e", "c3")
+        assert held_events(again)[-1] == Event(3, ToolCall("c3", "f", b"args"))
+    bench.end("e")
+    assert not bench.journal.is_held("e", "c3")
+
+
+async def test_a_held_call_outlives_its_segment(bench: Bench, tmp_path: Path) -> None:
+    execution = bench.execute("e")
+    bench.asks = True
+    bench.call("e", "c")
+    for _ in range(12):  # three segments
+        bench.log("e", "x" * 1_000_000)
+        execution.drop_read()
+    with replayed(bench.files, tmp_path / "next") as after:
+        assert after.journal.held() == [("e", ToolCall("c", "f", b"args"))]
+        after.guest_seq = after.journal.taken_seq
+        after.journal.release("e", "c")
+        files = after.files
+    with replayed(files, tmp_path / "last") as last:
+        again = last.journal.known("e")
+        assert again is not None and held_events(again)[-1].kind == ToolCall("c", "f", b"args")
+        assert last.journal.held() == []

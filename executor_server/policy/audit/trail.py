@@ -248,7 +248,7 @@ def _of_approval(approval: Approval) -> dict[str, Any]:
         "tenant": approval.tenant,
         "approval": approval.approval_id,
         **{name: text for name, text in named.items() if text},
-        "kind": approval.kind.value,
+        "approval_kind": approval.kind.value,
         "what": approval.what,
         "rule": clipped(approval.rule, SHORT_CHARS),
     }

@@ -135,7 +135,7 @@ def _checked(archive: BinaryIO) -> Iterator[Member]:
 
 def _write(archive: BinaryIO, member: Member, path: Path) -> None:
     archive.seek(member.offset)
-    with NewFile(path, executable=member.is_executable) as file:
+    with NewFile(path, mode=0o755 if member.is_executable else 0o644) as file:
         left = member.size_bytes
         while left:
             data = archive.read(min(left, PIECE_BYTES))

@@ -87,7 +87,7 @@ class NewFile:
     replace /dev/null by a file. Bytes past the limit of a file are refused.
     """
 
-    def __init__(self, path: LocalPath, *, executable: bool = False) -> None:
+    def __init__(self, path: LocalPath, *, mode: int = 0o644) -> None:
         self._path = Path(path)
         if self._path.is_dir() and not self._path.is_symlink():
             raise IsADirectoryError(f"{self._path} is a directory")
@@ -97,7 +97,7 @@ class NewFile:
         self._part = self._path.with_name(f".executor-{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:
-            fd = os.open(self._part, flags, 0o755 if executable else 0o644)
+            fd = os.open(self._part, flags, mode)
         except OSError as error:
             error.filename = str(self._path)  # the name that the caller knows
             raise

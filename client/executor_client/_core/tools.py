@@ -182,6 +182,8 @@ def settled(value: Any) -> Any:
 
 def succeeded(tool: Tool, value: object) -> Answer:
     """Returns the answer to a call that returned. A value that cannot be sent is an error of the call."""
+    if isinstance(value, Answer):  # recorded: it is sent as it was
+        return value
     if tool.is_final_answer:
         # The value stays here; the sandbox only learns that there is one.
         return Answer(pack(None), value, is_final=True)

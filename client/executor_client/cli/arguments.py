@@ -23,6 +23,7 @@ from executor_client.cli.options import (
     listen_address,
     make_command,
     positive,
+    speed,
 )
 
 _EXAMPLES = """\
@@ -76,6 +77,21 @@ examples:
   executor ls 3f2a:out      files below a directory
 """
 
+_REPLAY_EXAMPLES = """\
+examples:
+  executor replay run.rxr                   print the session with times
+  executor replay run.rxr --speed 2         play it, twice as fast
+  executor replay run.rxr --html run.html   one HTML file, to send to somebody
+  executor replay run.rxr --execute         run it again in a new session
+exit codes:
+  with --execute: 0 if all went as recorded, 3 at a divergence, 4 if the recording is too incomplete to say
+"""
+
+_DIFF_EXAMPLES = """\
+exit codes:
+  0 without a difference, 3 with one, 4 without one if a recording is incomplete
+"""
+
 _RM_EXAMPLES = """\
 examples:
   executor rm analysis 77b1 by name, or by the beginning of the id
@@ -107,6 +123,8 @@ def make_parser() -> argparse.ArgumentParser:
     completion.add_argument("shell", nargs="?", choices=SHELLS, default="bash", help="default: bash, and zsh as well")
     completion.epilog = 'bash, zsh:  eval "$(executor completion)"\nfish:       executor completion fish | source'
     _add_env(commands)
+    _add_replay(commands)
+    _add_record(commands)
     _add_mcp(commands)
     _add_jupyter(commands)
     return parser
@@ -185,6 +203,37 @@ def _add_env(commands: Any) -> None:
     add_packages(build)
     build.add_argument("--image", help="the image to build for (default: the policy's)")
     build.add_argument("--backend", help="the backend to build for (default: the policy's first)")
+
+
+def _add_replay(commands: Any) -> None:
+    replay = make_command(commands, "replay", "show a recording of a session, or run it again", _REPLAY_EXAMPLES)
+    replay.add_argument("recording", type=Path, metavar="FILE", help="a recording (session.record), such as run.rxr")
+    replay.add_argument(
+        "--speed",
+        type=speed,
+        metavar="N",
+        help="play at N times the speed of the session, without its long pauses (default: print everything at once)",
+    )
+    replay.add_argument("--cast", type=Path, metavar="OUT", help="write an asciicast, for players of terminal sessions")
+    replay.add_argument("--html", type=Path, metavar="OUT", help="write one HTML file")
+    replay.add_argument(
+        "--execute",
+        action="store_true",
+        help="run it again in a new session, with the recorded answers of the tools, up to the first divergence",
+    )
+    replay.add_argument("--image", help="for --execute: another image (default: the recorded one)")
+    replay.add_argument(
+        "--from-step", type=positive, metavar="N", help="for --execute: run the steps before N without comparing them"
+    )
+
+
+def _add_record(commands: Any) -> None:
+    record = make_command(commands, "record", "work with recordings of sessions")
+    actions = record.add_subparsers(metavar="ACTION", parser_class=Parser, required=True)
+    diff = make_command(actions, "diff", "compare two recordings step by step", _DIFF_EXAMPLES)
+    diff.set_defaults(command="record diff")
+    diff.add_argument("before", type=Path, metavar="A", help="a recording")
+    diff.add_argument("after", type=Path, metavar="B", help="another one")
 
 
 def _add_mcp(commands: Any) -> None:

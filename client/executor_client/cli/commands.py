@@ -17,7 +17,7 @@ from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
 from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
-from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, listing, repl
+from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, listing, recordings, repl
 from executor_client.cli.completion import completion
 from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
@@ -40,6 +40,10 @@ def run(options: argparse.Namespace, console: Console) -> int:
         return EXIT_SUCCEEDED
     if options.command == "jupyter":
         return _install_kernel(options, console)
+    if options.command == "record diff":
+        return recordings.diff(options, console)
+    if options.command == "replay" and not options.execute:
+        return recordings.replay(options, console)
     if options.command == "mcp":  # it uses the asyncio client
         from executor_client.mcp.command import serve
 
@@ -355,5 +359,6 @@ _COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int
     "rm": _end_sessions,
     "rename": _rename_session,
     "policy": _show_policy,
+    "replay": recordings.execute_recording,
     "env build": environments.build,
 }

@@ -127,6 +127,10 @@ class Console:
         """Prints our own lines."""
         self._write(sys.stdout, "".join(f"{line}\n" for line in lines))
 
+    def show_styled(self, text: str, style: str) -> None:
+        """Prints text in a style of rich's: a colour, "dim" or "bold"; "" for none."""
+        self._write(sys.stdout, text, style)
+
     def show_json(self, value: object) -> None:
         """Prints dataclasses, and lists of them, as JSON."""
         self.show_lines([json.dumps(value, default=_plain, indent=2)])

@@ -143,6 +143,13 @@ def positive(text: str) -> int:
     return number
 
 
+def speed(text: str) -> float:
+    factor = float(text)
+    if not 0.01 <= factor <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a speed: use a number from 0.01 on, such as 2")
+    return factor
+
+
 def listen_address(text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not (host and port.isdecimal() and int(port) < 1 << 16) or (":" in host and not host.startswith("[")):

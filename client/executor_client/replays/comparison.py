@@ -1,0 +1,124 @@
+"""Compares executions: two of recordings, or a recorded one and its repetition.
+
+Texts are compared by `RULES` only: what else differs, such as times and random numbers, is a difference. Usage and
+tracebacks are not compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from executor_api.values import EncodeError, OpaqueValue, encode
+from executor_client._core.value_text import cut_text, one_line, value_text
+from executor_client.results import ExecutionResult
+
+RULES = (
+    (re.compile(r"\b0x[0-9a-fA-F]{6,16}\b"), "0x…"),  # addresses, as in <object at 0x7f3a5c1d2e80>
+    (re.compile(r"/tmp/tmp[a-z0-9_]{8}\b"), "/tmp/tmp…"),
+)
+"""What is replaced in both texts before they are compared."""
+
+TEXT_CHARS_MAX = 300
+_VALUE_CHARS_MAX = 100_000
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The first thing in a step that is not as expected. `step` is 0 outside of executions."""
+
+    step: int
+    what: str
+    expected: str
+    got: str
+
+    def lines(self) -> list[str]:
+        where = f"step {self.step}" if self.step else "session"
+        return [f"{where}: {self.what}", f"  expected: {self.expected}", f"  got:      {self.got}"]
+
+
+def difference(step: int, expected: ExecutionResult, got: ExecutionResult) -> Difference | None:
+    """Returns the first difference of two results; None if there is none."""
+    for what, before, after in _compared(expected, got):
+        found = differing(step, what, before, after)
+        if found is not None:
+            return found
+    return None
+
+
+def differing(step: int, what: str, expected: Any, got: Any) -> Difference | None:
+    """Returns a difference if two values are not alike."""
+    return None if alike(expected, got) else Difference(step, what, *_shown(expected, got))
+
+
+def _compared(expected: ExecutionResult, got: ExecutionResult) -> Iterator[tuple[str, Any, Any]]:
+    yield "printed text", expected.stdout, got.stdout
+    yield "text on stderr", expected.stderr, got.stderr
+    yield "outcome", _outcome(expected), _outcome(got)
+    yield "variables", expected.state.value, got.state.value
+    yield "value", expected.output, got.output
+    yield "images", _images(expected), _images(got)
+    yield "displays", [dict(each.data) for each in expected.displays], [dict(each.data) for each in got.displays]
+    yield "files created or changed", _artifacts(expected), _artifacts(got)
+
+
+def _outcome(result: ExecutionResult) -> str:
+    error = "" if result.error is None else f": {result.error.type}: {result.error.message}"
+    return f"{result.outcome.value}{error}"
+
+
+def _images(result: ExecutionResult) -> list[str]:
+    return [
+        f"{each.width}x{each.height} {each.mime_type}, SHA-256 {hashlib.sha256(each.data).hexdigest()}"
+        for each in result.image_entries
+    ]
+
+
+def _artifacts(result: ExecutionResult) -> list[str]:
+    return [normal(each.path) for each in result.artifacts]
+
+
+def normal(text: str) -> str:
+    """Returns a text after the replacements of `RULES`."""
+    for pattern, replacement in RULES:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+def alike(expected: Any, got: Any) -> bool:
+    """True if two values are equal, apart from what `RULES` replace in their texts."""
+    if type(expected) is not type(got):
+        return False
+    if isinstance(expected, str):
+        return normal(expected) == normal(got)
+    if isinstance(expected, OpaqueValue):
+        return expected.type_name == got.type_name and normal(expected.repr) == normal(got.repr)
+    if type(expected) is dict:
+        return alike([*expected.items()], [*got.items()])
+    if type(expected) in (list, tuple):
+        return len(expected) == len(got) and all(map(alike, expected, got))
+    try:
+        return encode(expected) == encode(got)
+    except EncodeError:
+        return normal(value_text(expected, _VALUE_CHARS_MAX)) == normal(value_text(got, _VALUE_CHARS_MAX))
+
+
+def _shown(expected: Any, got: Any) -> tuple[str, str]:
+    """Returns two values as single lines, from the first line that differs if both are texts."""
+    if not (isinstance(expected, str) and isinstance(got, str)):
+        return cut_text(expected, TEXT_CHARS_MAX), cut_text(got, TEXT_CHARS_MAX)
+    pairs = itertools.zip_longest(expected.splitlines(keepends=True), got.splitlines(keepends=True), fillvalue="")
+    for number, (before, after) in enumerate(pairs, 1):
+        if normal(before) != normal(after):
+            where = f"line {number}: " if number > 1 else ""
+            return where + cut_text(before, TEXT_CHARS_MAX), where + cut_text(after, TEXT_CHARS_MAX)
+    return cut_text(expected, TEXT_CHARS_MAX), cut_text(got, TEXT_CHARS_MAX)
+
+
+def call_text(name: str, arguments: str) -> str:
+    """Returns a call of a tool as one line."""
+    return one_line(f"{name}({arguments})", TEXT_CHARS_MAX)

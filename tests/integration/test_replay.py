@@ -1,0 +1,154 @@
+"""`executor replay --execute` and `executor record diff`: recordings that run again, and those that diverge."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from executor_client import ExecutorClient, Recorder, Recording, Tool
+from executor_client.cli import main
+from executor_client.recording import Entry
+from tests.support.backends import require
+from tests.support.daemon import Daemon
+
+Change = Callable[[Entry, dict[str, Any]], bool | None]
+"""Changes the fields of an entry; False leaves the entry out."""
+
+
+@pytest.fixture
+def recording(client: ExecutorClient, tmp_path: Path) -> Path:
+    """A session that uses whatever a recording must bring back."""
+    require("local")
+    path = tmp_path / "run.rxr"
+
+    def weather(city: str) -> int:
+        if city == "Atlantis":
+            raise KeyError(city)
+        return 21
+
+    final = Tool(lambda answer: {"answer": answer}, is_final_answer=True)
+    double = Tool(lambda number: number * 2, placement="sandbox")
+    with client.create_session() as session, session.record(path):
+        session.register_tools({"weather": weather, "final_answer": final, "double": double})
+        session.set_variables({"numbers": list(range(2_000)), "count": len})
+        session.files.write("data/a.txt", b"x" * 5_000)
+        session.execute("first = weather('Paris')\nprint('it is', first, object())")
+        savepoint = session.savepoint()
+        session.execute("first = 5\nprint(weather('Rome'), weather('Oslo'))")
+        session.rollback(savepoint)
+        session.execute("try:\n    weather('Atlantis')\nexcept KeyError as error:\n    print(repr(error))")
+        session.execute("[first, double(sum(numbers)), count(open('data/a.txt').read()), object()]")
+        session.execute("open('out.txt', 'w').write('x')\n1 / 0")
+        session.execute("final_answer(first)")
+    return path
+
+
+def changed(path: Path, change: Change) -> Path:
+    """Writes the recording anew with changed entries, as an attacker or another version of the program would."""
+    new = path.with_name("changed.rxr")
+    with Recording(path) as old, Recorder(new) as recorder:
+        for entry in old.entries():
+            fields = copy.deepcopy(dict(entry.fields))
+            for payload in (place for place in _payloads(fields) if "blob" in place):
+                recorder.payload(old.payload(payload))
+            if change(entry, fields) is not False:
+                recorder.add(entry.kind, fields, step=entry.step)
+    return new
+
+
+def _payloads(fields: Any) -> list[Any]:
+    if not isinstance(fields, dict | list):
+        return []
+    inside = [found for each in (fields.values() if isinstance(fields, dict) else fields) for found in _payloads(each)]
+    return [fields, *inside] if isinstance(fields, dict) and "blob" in fields else inside
+
+
+def execute(daemon: Daemon, path: Path, *more: str) -> int:
+    return main(["replay", str(path), "--execute", "--address", daemon.address, "--token", daemon.token, *more])
+
+
+def test_a_recording_runs_again_as_it_was(daemon: Daemon, recording: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its tools are not there: their answers, errors and final answers come from the recording."""
+    assert execute(daemon, recording) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        *(f"step {number}: as recorded" for number in range(1, 7)),
+        "verified: all 6 steps went as recorded",
+    ]
+
+
+@pytest.mark.parametrize("step", [1, 3])
+def test_a_divergence_is_reported_at_its_step(
+    daemon: Daemon, recording: Path, step: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def change(entry: Entry, fields: dict[str, Any]) -> None:
+        if entry.step == step and "log" in fields:
+            fields["log"]["text"] = "other"
+
+    planted = changed(recording, change)
+    assert execute(daemon, planted) == 3
+    out = capsys.readouterr().out.splitlines()
+    assert out[: step - 1] == [f"step {number}: as recorded" for number in range(1, step)]
+    assert out[step - 1 : step + 2] == ["diverged", f"step {step}: printed text", "  expected: 'other'"]
+    assert execute(daemon, planted, "--from-step", str(step + 1)) == 0
+    assert f"step {step}: run, not compared" in capsys.readouterr().out
+    assert main(["record", "diff", str(recording), str(planted)]) == 3
+    assert f"step {step}: printed text" in capsys.readouterr().out
+
+
+def _other_arguments(entry: Entry, fields: dict[str, Any]) -> None:
+    if entry.step == 2 and entry.kind == "execute":
+        fields["code"] = fields["code"].replace("'Oslo'", "'Bergen'")
+
+
+def _other_order(entry: Entry, fields: dict[str, Any]) -> None:
+    if entry.step == 2 and entry.kind == "execute":
+        fields["code"] = "weather('Oslo'), weather('Rome')"
+
+
+def _more_often(entry: Entry, fields: dict[str, Any]) -> None:
+    if entry.step == 2 and entry.kind == "execute":
+        fields["code"] += "\nweather('Rome')"
+
+
+def _less_often(entry: Entry, fields: dict[str, Any]) -> None:
+    if entry.step == 2 and entry.kind == "execute":
+        fields["code"] = "weather('Rome')"
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (_other_arguments, ["tool call 2", "weather('Oslo')", "weather('Bergen')"]),
+        (_other_order, ["tool call 1", "weather('Rome')", "weather('Oslo')"]),
+        (_more_often, ["tool call 3", "no further tool call", "weather('Rome')"]),
+        (_less_often, ["tool call 2", "weather('Oslo')", "no call; the step ended as succeeded"]),
+    ],
+)
+def test_a_tool_that_is_called_otherwise_is_a_divergence(
+    daemon: Daemon, recording: Path, change: Change, lines: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert execute(daemon, changed(recording, change)) == 3
+    what, expected, got = lines
+    shown = ["diverged", f"step 2: {what}", f"  expected: {expected}", f"  got:      {got}"]
+    assert capsys.readouterr().out.splitlines() == ["step 1: as recorded", *shown]
+
+
+def test_an_incomplete_recording_is_unverified(
+    daemon: Daemon, client: ExecutorClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    late, redacted = tmp_path / "late.rxr", tmp_path / "redacted.rxr"
+    with client.create_session() as session:
+        session.execute("1 + 1")
+        with session.record(late):
+            session.execute("2 + 2")
+    with client.create_session() as session, session.record(redacted, redact_tools=["crm_*"]):
+        session.register_tools({"crm_find": lambda name: "secret"})
+        session.execute("crm_find('Ada')")
+    for path, why in ((late, "before the recording"), (redacted, "the answer of the tool crm_find")):
+        assert execute(daemon, path) == 4
+        out = capsys.readouterr().out
+        assert "unverified" in out and why in out

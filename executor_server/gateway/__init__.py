@@ -1,5 +1,5 @@
 """The gateway: HTTP for any language, and E2B's protocol for software that already speaks it.
 
-A process of its own and a plain client of the daemon: it imports `executor_client` and holds no power of its own.
-Each request carries its caller's token.
+The gateway is a process of its own and an ordinary client of the daemon (`executor_client`). It has no rights of its
+own: each request carries its caller's token.
 """

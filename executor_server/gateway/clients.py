@@ -1,7 +1,7 @@
 """Clients of the daemon: one for each token in use.
 
-A token is verified by a call to the daemon before its client is kept; afterwards the daemon refuses calls of a revoked
-token itself. A client without requests is closed after a while, or when another one needs its place.
+A call to the daemon verifies a token before its client is kept. Later the daemon itself refuses calls of a revoked
+token. A client without requests is closed when another one needs its place.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ CLIENTS_MAX = 256
 REQUESTS_MAX = 256
 """Requests of one token at a time."""
 VERIFICATIONS_MAX = 16
-"""Tokens that are verified at one time."""
-IDLE_S = 300.0
+"""Tokens in verification at one time."""
 
 NO_ANSWER = "the executor's daemon does not answer, or stopped answering during the call; try again later"
 
@@ -38,7 +37,7 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
 
 
 def public_message(error: ExecutorClientError) -> str:
-    """Returns an error's message for a caller of the gateway: without the address of the daemon."""
+    """Returns an error's message for callers of the gateway, without the daemon's address."""
     if isinstance(error, AuthenticationError):
         return "the daemon does not accept this token; pass one made by `executor-server token new`"
     if isinstance(error, UnavailableError | ConfigurationError | ProtocolError) and not error.reason:
@@ -51,7 +50,6 @@ class _Client:
     client: AsyncExecutorClient
     requests: int = 0
     """Requests that use it now."""
-    idle_since: float = 0.0
 
 
 class Clients:
@@ -60,7 +58,7 @@ class Clients:
     def __init__(self, connect: Callable[[str], AsyncExecutorClient]) -> None:
         """`connect` makes the client of a token."""
         self._connect = connect
-        self._clients: dict[str, _Client] = {}  # the last one was used last
+        self._clients: dict[str, _Client] = {}  # the least recently used one first
         self._verifying: dict[str, asyncio.Task[_Client]] = {}
         self._verifications = asyncio.Semaphore(VERIFICATIONS_MAX)
         self._closing: set[asyncio.Task[None]] = set()
@@ -68,7 +66,7 @@ class Clients:
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
-        """Wraps a request: the clients that it asks for stay open until its end."""
+        """Wraps a request, and keeps the clients that it uses open until its end."""
         used: list[_Client] = []
         entered = self._used.set(used)
         try:
@@ -77,7 +75,6 @@ class Clients:
             self._used.reset(entered)
             for client in used:
                 client.requests -= 1
-                client.idle_since = asyncio.get_running_loop().time()
 
     async def of(self, token: str) -> AsyncExecutorClient:
         """Returns the client of a token. It stays open until the end of the request.
@@ -86,12 +83,8 @@ class Clients:
         clients are in use or the token has too many requests, and the client's other errors if the daemon does not
         answer.
         """
-        found = self._clients.pop(token, None)
-        if found is None:
-            found = await self._verified(token)
-            self._clients.pop(token, None)
+        found = self._clients.pop(token, None) or await self._verified(token)
         self._clients[token] = found
-        found.idle_since = asyncio.get_running_loop().time()
         used = self._used.get(None)
         if used is not None and found not in used:
             if found.requests >= REQUESTS_MAX:
@@ -138,22 +131,12 @@ class Clients:
         self._closing.add(closing)
         closing.add_done_callback(self._closing.discard)
 
-    async def _close_idle(self) -> None:
-        while True:
-            await asyncio.sleep(IDLE_S / 10)
-            before = asyncio.get_running_loop().time() - IDLE_S
-            for token, each in list(self._clients.items()):
-                if not each.requests and each.idle_since < before:
-                    self._close(token)
-
     async def __aenter__(self) -> Self:
-        self._sweeper = asyncio.create_task(self._close_idle())
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._sweeper.cancel()
         for token in list(self._clients):
             self._close(token)
-        await asyncio.gather(self._sweeper, *self._verifying.values(), *self._closing, return_exceptions=True)
+        await asyncio.gather(*self._verifying.values(), *self._closing, return_exceptions=True)

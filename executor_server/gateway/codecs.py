@@ -1,4 +1,4 @@
-"""Messages as Protobuf binary and as Protobuf's JSON, compressed or not. Malformed ones are the client's error."""
+"""Reads and writes messages as Protobuf binary and Protobuf JSON. A malformed message is the client's error."""
 
 from __future__ import annotations
 
@@ -38,9 +38,9 @@ class BinaryCodec(Codec[Message, M]):
 
 
 class JsonCodec(Codec[Message, M]):
-    """Refuses unknown fields, as the daemon does: a field that was skipped would be a wish that is not granted.
+    """Refuses unknown fields, as the daemon does: it must not ignore a part of a request.
 
-    With `skips_unknown`, skips them: clients of E2B may be newer than the definitions here.
+    With `skips_unknown`, skips them: clients of E2B may be newer than our definitions.
     """
 
     def __init__(self, *, skips_unknown: bool = False) -> None:
@@ -53,7 +53,7 @@ class JsonCodec(Codec[Message, M]):
         return MessageToJson(message, indent=None).encode()
 
     def decode(self, data: bytes | bytearray, message_class: type[M]) -> M:
-        if json_commas(data) > JSON_VALUES_MAX:
+        if has_too_many_values(data):
             raise _refused(message_class, f"it has more than {JSON_VALUES_MAX:,} values; send binary Protobuf")
         try:
             return Parse(bytes(data), message_class(), ignore_unknown_fields=self._skips_unknown)
@@ -66,28 +66,28 @@ class JsonCodec(Codec[Message, M]):
 CODECS: tuple[Codec[Message, Message], ...] = (BinaryCodec(), JsonCodec())
 
 
-def json_commas(text: bytes | bytearray) -> int:
-    """Returns the number of commas outside of strings, which is about the number of values; 0 if they are surely few.
+def has_too_many_values(text: bytes | bytearray) -> bool:
+    """True if a JSON text has more than JSON_VALUES_MAX values, counted by the commas outside of strings.
 
     Parsers take microseconds for each value: a request of megabytes would hold up all others for seconds.
     """
     if text.count(b",") <= JSON_VALUES_MAX:
-        return 0
+        return False
     marks = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    # Two adjacent quotes are an empty string, or an end and a beginning: without them, what is outside stays outside.
-    return sum(part.count(b",") for part in marks.replace(b'""', b"").split(b'"')[::2])
+    # Two adjacent quotes are an empty string, or an end and a beginning. To drop them moves no comma into a string.
+    return sum(part.count(b",") for part in marks.replace(b'""', b"").split(b'"')[::2]) > JSON_VALUES_MAX
 
 
 def _refused(message_class: type[Message], problem: str) -> ConnectError:
     shown = problem[:_PROBLEM_CHARS_MAX]
-    return ConnectError(Code.INVALID_ARGUMENT, f"the request is no {message_class.DESCRIPTOR.name}: {shown}")
+    return ConnectError(Code.INVALID_ARGUMENT, f"the request is not a valid {message_class.DESCRIPTOR.name}: {shown}")
 
 
-_GZIP_BITS = 31
+_GZIP_BITS = 31  # zlib's number for the format of gzip
 
 
 class BoundedGzip(GzipCompression):
-    """connectrpc's own copies the rest of the data for each member: 50,000 empty ones in a megabyte take seconds."""
+    """Takes one gzip member. connectrpc's own class copies the rest for each: 50,000 of them in 1 MB take seconds."""
 
     def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
         assert read_max_bytes is not None

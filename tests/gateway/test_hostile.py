@@ -136,6 +136,14 @@ def test_an_endless_line_is_refused_and_not_kept(target: Target, service: str, p
     assert target.memory_bytes < before + GROWTH_BYTES
 
 
+@pytest.mark.parametrize(("service", "path"), [("interpreter", "/execute"), ("rest", "/v2/sandboxes")])
+def test_a_request_that_breaks_off_is_no_failure_of_ours(target: Target, service: str, path: str) -> None:
+    before = target.gateway.log.stat().st_size
+    target.stream(service, path, b"{", Content_Length="100").close()
+    assert target.post(service, path, b"{").status_code == 400
+    assert target.gateway.log.stat().st_size == before, target.gateway.log.read_text()[before:]
+
+
 def test_a_bomb_is_not_unpacked(target: Target) -> None:
     before = target.memory_bytes
     packed = {"content_type": "application/json", "content_encoding": "gzip"}

@@ -21,8 +21,7 @@ from executor_server.gateway.connect.plain import PlainJson
 from executor_server.gateway.leaving import EndsWithClient
 
 _PAGE = Path(__file__).parent / "page"
-_PAGE_TYPES = {"html": "text/html", "js": "text/javascript", "css": "text/css", "json": "application/json"}
-# Users type tokens into the page: it loads nothing from elsewhere, sends nothing there, and is in no other's frame.
+# Users type tokens into the page: it loads nothing from elsewhere, sends nothing elsewhere, and can't be framed.
 _PAGE_HEADERS = {
     "content-security-policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src data:; "
@@ -33,11 +32,11 @@ _PAGE_HEADERS = {
     "cache-control": "no-cache",
 }
 _CORS_HEADERS = ("authorization", "connect-protocol-version", "connect-timeout-ms", "x-user-agent")
-"""Headers of Connect's clients in browsers, besides those that every page may send."""
+"""Headers of Connect's clients in browsers that need permission."""
 
 
 def connect_app(clients: Clients, allowed_origins: Collection[str]) -> Starlette:
-    """Returns the application. Pages of `allowed_origins` may use it, besides its own."""
+    """Returns the application. Pages of `allowed_origins` may use it, too."""
     app = Starlette(
         exception_handlers={HTTPException: _no_such},
         routes=[
@@ -70,6 +69,6 @@ _PAGES = {"/try": "try.html", "/try.js": "try.js", "/try.css": "try.css", "/open
 
 def _page(name: str) -> Callable[[Request], Awaitable[Response]]:
     async def serve(_request: Request) -> Response:
-        return FileResponse(_PAGE / name, headers=_PAGE_HEADERS, media_type=_PAGE_TYPES[name.rpartition(".")[2]])
+        return FileResponse(_PAGE / name, headers=_PAGE_HEADERS)
 
     return serve

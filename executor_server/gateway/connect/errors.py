@@ -22,7 +22,7 @@ from protobuf.wkt import Any as WireAny
 from protobuf.wkt import Struct
 from starlette.responses import JSONResponse, Response
 
-from executor_api.v1 import types_pb2  # noqa: F401 - Violations, as above
+from executor_api.v1 import types_pb2  # noqa: F401 - `_Detail` finds Violations by its name
 from executor_client.errors import (
     AuthenticationError,
     AuthorizationError,
@@ -38,11 +38,10 @@ from executor_client.errors import (
 from executor_server.gateway.clients import NO_ANSWER, public_message
 
 DETAILS_KEY = "grpc-status-details-bin"
-DETAILS_MAX = 16
 DOMAIN = "remote-executor"
 
 _CODES = {each.name: each for each in Code} | {"CANCELLED": Code.CANCELED}
-# Statuses that gRPC made itself: their texts have the daemon's address.
+# For statuses that gRPC made itself: their texts have the daemon's address.
 _WITHOUT_DAEMON = {
     Code.UNAVAILABLE: NO_ANSWER,
     Code.INTERNAL: NO_ANSWER,
@@ -68,8 +67,8 @@ _log = structlog.get_logger(__name__)
 
 
 def of_status(error: grpc.RpcError) -> ConnectError:
-    """Returns the Connect error of a gRPC status, with its details."""
-    status: Any = error  # the common class of all errors of calls lacks the methods that each of them has
+    """Returns the Connect error for a gRPC status, with its details."""
+    status: Any = error  # grpc.RpcError lacks the methods that all its subclasses have
     code = _CODES.get(status.code().name, Code.UNKNOWN)
     details = list(_details(status.trailing_metadata() or ()))
     message = status.details() or ""
@@ -77,32 +76,24 @@ def of_status(error: grpc.RpcError) -> ConnectError:
 
 
 def of_client(error: ExecutorClientError) -> ConnectError:
-    """Returns the Connect error of an error of our client."""
+    """Returns the Connect error for an error of our client."""
     code = next(_CLIENT_CODES[each] for each in type(error).__mro__ if each in _CLIENT_CODES)
     return ConnectError(code, public_message(error), [_info(error.reason)] if error.reason else [])
 
 
 def of_bug(method: str, error: Exception) -> ConnectError:
-    """Logs an error of ours, and returns what the client may know of it."""
+    """Logs an error of ours. Returns one for the client that only names the incident in the log."""
     incident_id = secrets.token_hex(8)
     _log.error("gateway_internal_error", method=method, incident_id=incident_id, exc_info=error)
     return ConnectError(Code.INTERNAL, f"the gateway failed; its log tells more under incident {incident_id}")
 
 
 def of_cancellation() -> ConnectError:
-    """Ends the cancellation of this task, and returns what its client may know, if it is still there."""
+    """Ends the cancellation of this task, and returns an error for its client, which may still be there."""
     task = asyncio.current_task()
     while task is not None and task.uncancel():
         pass
     return ConnectError(Code.UNAVAILABLE, "the gateway stopped, or closed its connection to the daemon; try again")
-
-
-def unauthenticated() -> ConnectError:
-    return ConnectError(
-        Code.UNAUTHENTICATED,
-        "the request has no token: send the header `authorization: Bearer TOKEN`, with a token made by "
-        "`executor-server token new`",
-    )
 
 
 def to_json(error: ConnectError) -> dict[str, Any]:
@@ -126,7 +117,7 @@ def _details(metadata: Any) -> Iterator[ErrorDetail]:
                 packed = status_pb2.Status.FromString(value).details
             except DecodeError:
                 return
-            yield from map(_Detail, packed[:DETAILS_MAX])
+            yield from map(_Detail, packed)
 
 
 def _info(reason: str) -> ErrorDetail:
@@ -136,7 +127,7 @@ def _info(reason: str) -> ErrorDetail:
 
 
 class _Detail(ErrorDetail):
-    """A detail that Connect's errors also show as JSON ("debug"), for clients that don't have its message."""
+    """A detail that an error also shows as JSON ("debug"), for clients without its definition."""
 
     def __init__(self, packed: any_pb2.Any) -> None:
         super().__init__(WireAny(type_url=packed.type_url, value=packed.value))
@@ -145,7 +136,7 @@ class _Detail(ErrorDetail):
     def value(self, *_: object) -> Message | None:  # type: ignore[override]
         try:
             shown = MessageToDict(self._packed)
-        except (JsonError, DecodeError, TypeError):  # its message is unknown here
+        except (JsonError, DecodeError, TypeError):  # its definition is unknown here
             return None
         del shown["@type"]
         return message_from_json_value(Struct, shown)

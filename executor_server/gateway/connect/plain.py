@@ -1,8 +1,8 @@
-"""What a request to ExecutorService must be, and plain JSON for those without a Connect library.
+"""Checks requests to ExecutorService, and offers plain JSON to callers without a Connect library.
 
-Connect's streams have an envelope around each message, which no shell can make. So a method that streams answers also
-takes one plain JSON object, and answers with lines of JSON. The last line is an object with `error` if the stream
-failed. If it failed before the first answer, the HTTP status says so, as for other methods.
+Connect's streams have an envelope around each message, which a shell can't make. So a method that streams answers also
+takes one plain JSON object, and answers with lines of JSON. If the stream fails, the last line is an object with
+`error`. If it fails before the first answer, the HTTP status says so, as for other methods.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from executor_server.gateway.connect.service import METHODS, bearer_token
 _ENVELOPE = struct.Struct(">BI")
 _END = 0b10
 _JSON = "application/json"
-# The type of `curl --data`, which is meant to be JSON here.
+# The last one is the type of `curl --data`. Its content is JSON here.
 _PLAIN_TYPES = ("", _JSON, "application/x-www-form-urlencoded")
 _UNARY_TYPES = (_JSON, "application/proto")
 _STREAM_TYPES = ("application/connect+json", "application/connect+proto")
@@ -71,12 +71,12 @@ class PlainJson:
         return await self._app(_with_type(scope, _STREAM_TYPES[0]), _after(whole, receive), lines.send)
 
     async def _admit(self, scope: Scope, content_type: str) -> None:
-        """Raises _Refused for callers that the daemon does not know: of those, nothing is read."""
+        """Raises _Refused for callers that the daemon does not know, before their bodies are read."""
         try:
             await self._clients.of(bearer_token(Headers(scope=scope)))
         except (ConnectError, ExecutorClientError) as error:
             refusal = error if isinstance(error, ConnectError) else errors.of_client(error)
-            if content_type in _STREAM_TYPES:  # a stream that ends at once, as Connect has it
+            if content_type in _STREAM_TYPES:  # in Connect, a stream that ends at once
                 end = json.dumps({"error": errors.to_json(refusal)}).encode()
                 raise _Refused(Response(_ENVELOPE.pack(_END, len(end)) + end, media_type=content_type)) from error
             raise _Refused(errors.response(refusal)) from error
@@ -142,7 +142,7 @@ class _Lines:
 
     async def send(self, message: Message) -> None:
         if message["type"] != "http.response.body":
-            return  # the head is sent with the first answer, when it is known whether there is one
+            return  # the head waits for the first message, which decides its status
         flags, _ = _ENVELOPE.unpack_from(message["body"])
         content = message["body"][_ENVELOPE.size :]
         error = json.loads(content).get("error") if flags & _END else None

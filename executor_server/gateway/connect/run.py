@@ -22,7 +22,7 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError
 from executor_client.results import ErrorDetail, ExecutionResult, Usage
 from executor_server.gateway.clients import Clients
-from executor_server.gateway.codecs import JSON_VALUES_MAX, json_commas
+from executor_server.gateway.codecs import JSON_VALUES_MAX, has_too_many_values
 from executor_server.gateway.connect import errors
 from executor_server.gateway.connect.plain import body_of
 from executor_server.gateway.connect.service import bearer_token
@@ -108,7 +108,7 @@ class Run:
 
 async def _request(request: Request) -> RunRequest:
     body = await body_of(request, BODY_BYTES_MAX)
-    if json_commas(body) > JSON_VALUES_MAX:
+    if has_too_many_values(body):
         raise ConnectError(Code.INVALID_ARGUMENT, f"the request has more than {JSON_VALUES_MAX:,} values")
     try:
         return RunRequest.model_validate_json(body)
@@ -177,7 +177,7 @@ def _base64(data: bytes) -> str:
 
 
 def _plain(value: object) -> object:
-    """Returns a value as JSON has it; None if JSON can't hold it, or not in a reasonable size."""
+    """Returns a value as JSON; None if JSON can't hold it, or it is too large."""
     if text_chars(value) > OUTPUT_CHARS_MAX:
         return None
     try:
@@ -187,5 +187,5 @@ def _plain(value: object) -> object:
 
 
 def _json_response(result: RunResult) -> Response:
-    # With ASCII only: texts of a program may hold half of a surrogate pair, which UTF-8 can't.
+    # ASCII only: a text of a program may have half of a surrogate pair, which UTF-8 can't encode.
     return Response(json.dumps(result.model_dump(), allow_nan=False), media_type="application/json")

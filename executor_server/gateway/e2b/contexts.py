@@ -3,7 +3,7 @@
 Theory of operation. One context is current: its variables are the globals of the interpreter. Before code of another
 context runs, an execution moves the globals into a dict of the interpreter and puts those of the other context in their
 place. So code of every context is an ordinary execution of the session, with its checks, limits and audit, and
-switching costs nothing where nobody switches. Contexts share everything else: imported modules, threads, the
+a sandbox with one context pays nothing. Contexts share everything else: imported modules, threads, the
 environment, and the interpreter's end. They run one at a time.
 
 The interpreter is agent code and may damage this dict. That damages the variables of its own sandbox and nothing else.
@@ -16,6 +16,7 @@ import re
 import uuid
 from dataclasses import dataclass
 
+from executor_api.limits import PATH_BYTES_MAX
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import EvaluationError
 from executor_client.results import ExecutionResult, Outcome, VariablesState
@@ -27,9 +28,8 @@ DEFAULT = "default"
 CONTEXTS_MAX = 32
 
 _ID = re.compile(r"[0-9a-f]{32}")
-_CWD_CHARS_MAX = 4096
 _NO_DIRECTORY = ("FileNotFoundError", "NotADirectoryError", "PermissionError")
-# Names of the interpreter that no context has of its own.
+# Prefixes of names that all contexts share.
 _SHARED = ("__", "_e2b_")
 
 _SWITCH = f"""
@@ -95,25 +95,25 @@ class Contexts:
         return [each.described() for each in self._known.values()]
 
     async def learned(self) -> None:
-        """Waits until contexts that an earlier gateway made are known. The caller does not hold `lock`."""
+        """Finds the contexts of an earlier gateway, if that was not done yet. The caller does not hold `lock`."""
         if self._generation is None:
             async with self.lock:
                 await self.learn()
 
     async def learn(self) -> None:
-        """Finds the current context of a new interpreter, and in the first one the contexts of an earlier gateway."""
+        """Finds the current context of a new interpreter; in the first one, also the contexts of an earlier gateway."""
         if self._generation == self._session.generation:
             return
         try:
             found = await self._session.evaluate(_KNOWN)
-        except EvaluationError:  # the policy lets no code switch contexts, so there are none
+        except EvaluationError:  # the policy lets no code switch contexts
             found = None
         self._current = DEFAULT
         match found:  # by agent code
             case [str(current), {**kept}] if self._generation is None and len(kept) < CONTEXTS_MAX:
                 for context_id, cwd in {current: HOME, **kept}.items():
                     if isinstance(context_id, str) and isinstance(cwd, str) and _ID.fullmatch(context_id):
-                        self._known[context_id] = Context(context_id, cwd[:_CWD_CHARS_MAX])
+                        self._known[context_id] = Context(context_id, cwd[:PATH_BYTES_MAX])
                 self._current = current if current in self._known else DEFAULT
         self._generation = self._session.generation
 

@@ -9,7 +9,7 @@ from starlette.routing import Mount, Route
 
 from executor_server.gateway.e2b.envd.calls import admitting
 from executor_server.gateway.e2b.envd.process import process_app
-from executor_server.gateway.e2b.errors import E2BError
+from executor_server.gateway.e2b.errors import REFUSALS
 from executor_server.gateway.e2b.file_urls import files_route
 from executor_server.gateway.e2b.filesystem import filesystem_app
 from executor_server.gateway.e2b.records import Sandboxes
@@ -28,9 +28,4 @@ def envd_app(sandboxes: Sandboxes) -> Starlette:
         Mount("/filesystem.Filesystem", admitting(EndsWithClient(filesystem_app(sandboxes)), sandboxes)),
         files_route(sandboxes),
     ]
-    return Starlette(routes=routes, exception_handlers={E2BError: _refusal})
-
-
-async def _refusal(_: Request, error: Exception) -> Response:
-    assert isinstance(error, E2BError)
-    return error.response()
+    return Starlette(routes=routes, exception_handlers=REFUSALS)

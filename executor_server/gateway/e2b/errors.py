@@ -1,10 +1,13 @@
-"""Refusals in E2B's form, and the statuses of the client's errors, by one table."""
+"""Refusals in E2B's form, and the table of statuses for errors of our client."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
-from starlette.responses import JSONResponse
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
 
 from executor_client.errors import (
     AuthenticationError,
@@ -27,7 +30,7 @@ from executor_client.errors import (
 from executor_server.gateway.clients import public_message
 
 GONE, NOT_FOUND = 502, "The sandbox was not found"
-"""The SDK takes this text, with this status, for the end of a sandbox."""
+"""SDKs read this text, with this status, as the end of a sandbox."""
 
 
 class E2BError(Exception):
@@ -45,22 +48,30 @@ class E2BError(Exception):
 
 
 def sandbox_gone() -> E2BError:
-    """The answer to traffic of a sandbox that does not run, or never did."""
+    """Refuses traffic of a sandbox that does not run, or never did."""
     return E2BError(GONE, NOT_FOUND)
 
 
 def not_offered(what: str, why: str = "") -> E2BError:
-    """The answer to a part of E2B's protocol that does not exist here: `what` is a noun, `why` a clause."""
+    """Refuses a part of E2B's protocol that does not exist here: `what` is a noun, `why` a clause."""
     return E2BError(501, f"{what} is not offered by remote-executor" + (f": {why}" if why else ""))
 
 
 def from_client(error: ExecutorClientError) -> E2BError:
-    """Returns the refusal that an error of the client is, in traffic of a sandbox."""
+    """Returns the refusal for an error of our client."""
     if isinstance(error, SessionGone):
         return sandbox_gone()
     status = next((status for kind, status in _STATUSES if isinstance(error, kind)), 500)
     return E2BError(status, public_message(error), retry_after_s=getattr(error, "retry_after_s", None))
 
+
+async def _respond(_: Request, error: Exception) -> Response:
+    assert isinstance(error, E2BError | ExecutorClientError)
+    return (error if isinstance(error, E2BError) else from_client(error)).response()
+
+
+REFUSALS: Mapping[Any, Any] = {E2BError: _respond, ExecutorClientError: _respond}
+"""Exception handlers of an application."""
 
 # The first class that fits counts.
 _STATUSES = (

@@ -1,15 +1,14 @@
 """The code interpreter of a sandbox (port 49999): `/execute` streams an execution as lines of JSON.
 
-An execution is one of the session, so imports, limits, audit and the journal apply. It runs in a task of its own, which
+Code runs as an execution of the session, so imports, limits, audit and the journal apply. A task for each execution
 fills a bounded queue; the response drains it. A client that leaves cancels its execution. A stream ends with
-`end_of_execution`, or breaks if the sandbox is gone: SDKs take a stream that just ends for a success.
+`end_of_execution`, or breaks if the sandbox is gone: SDKs take a stream without that line for a success.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hmac
 import json
 import textwrap
 from collections.abc import Mapping
@@ -24,14 +23,15 @@ from starlette.responses import JSONResponse, PlainTextResponse, Response, Strea
 from starlette.routing import Route
 from starlette.types import Receive, Scope, Send
 
-from executor_api.limits import CODE_BYTES_MAX
+from executor_api.limits import CODE_BYTES_MAX, PATH_BYTES_MAX
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import EvaluationError, ExecutorClientError
 from executor_client.events import ExecutionEvent
 from executor_client.results import ExecutionResult, Outcome, VariablesState
 from executor_server.gateway.e2b import pip, results
+from executor_server.gateway.e2b.bodies import body_of
 from executor_server.gateway.e2b.contexts import DEFAULT, Contexts
-from executor_server.gateway.e2b.errors import GONE, E2BError, from_client, not_offered, sandbox_gone
+from executor_server.gateway.e2b.errors import GONE, REFUSALS, E2BError, from_client, not_offered, sandbox_gone
 from executor_server.gateway.e2b.paths import HOME
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 from executor_server.gateway.routing import current_target
@@ -42,14 +42,11 @@ WAITING_MAX = 64
 """Executions of one sandbox that run or wait for their turn."""
 BODY_BYTES_MAX = 4 << 20
 """Bytes of a request. JSON may write two or three bytes of code as six."""
-ENV_MAX = 64
-ENV_BYTES_MAX = 64 << 10
 MESSAGE_CHARS_MAX = 16 << 20
-"""Characters of the message of an error: a final answer of smolagents is one."""
+"""Characters of an error's message. smolagents sends final answers as such messages."""
 
 _log = structlog.get_logger(__name__)
 _LINES_MAX = 8  # in the queue between an execution and its response
-_CWD_CHARS_MAX = 4096
 _END = {"type": "end_of_execution"}
 _PYTHON = ("python", "python3", "py")
 _SHELL = ("bash", "sh")
@@ -74,7 +71,7 @@ class _Call:
 
 
 class _Lines(StreamingResponse):
-    """Sends the lines in a queue, those that are there together; its task fills the queue.
+    """Sends the lines of a queue that `task` fills. Lines that wait are sent together.
 
     After `_END` the response ends. After None it stops without an end of the body, so the client sees that it broke.
     """
@@ -105,9 +102,8 @@ class _Lines(StreamingResponse):
                 if line is _END or self._queue.empty():
                     break
                 line = self._queue.get_nowait()
-            if (
-                lines and lines[-1]["type"] != "number_of_executions"
-            ):  # which waits for the next line, to be sent with it
+            # The first line waits for the second one, and shares its message.
+            if lines and lines[-1]["type"] != "number_of_executions":
                 body = b"".join(map(results.encoded, lines))
                 await send({"type": "http.response.body", "body": body, "more_body": line is not _END})
                 lines = []
@@ -124,7 +120,7 @@ def interpreter_app(sandboxes: Sandboxes) -> Starlette:
             Route("/contexts/{context_id}", interpreter.remove_context, methods=["DELETE"]),
             Route("/contexts/{context_id}/restart", interpreter.restart_context, methods=["POST"]),
         ],
-        exception_handlers={E2BError: _refused, ExecutorClientError: _refused},
+        exception_handlers=REFUSALS,
     )
 
 
@@ -136,23 +132,17 @@ class _Interpreter:
         self._states: WeakKeyDictionary[AsyncSession, _State] = WeakKeyDictionary()
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def _of(self, request: Request) -> tuple[Sandbox, _State]:
+    async def _of(self, request: Request, *, or_traffic: bool = False) -> tuple[Sandbox, _State]:
         """Returns the sandbox of a request and the state of its interpreter. Raises E2BError."""
-        record = self._sandboxes.record(current_target().sandbox_id)
-        # The SDK sends only this one with requests about contexts.
-        traffic = request.headers.get("e2b-traffic-access-token", "")
-        if record.traffic_token and hmac.compare_digest(traffic.encode(), record.traffic_token.encode()):
-            sandbox = await self._sandboxes.open(record)
-        else:
-            token = request.headers.get("x-access-token", traffic)
-            sandbox = await self._sandboxes.find(record.sandbox_id, token)
+        token = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token")
+        sandbox = await self._sandboxes.find(current_target().sandbox_id, token, or_traffic=or_traffic)
         state = self._states.get(sandbox.session)
         if state is None:
             state = self._states[sandbox.session] = _State(Contexts(sandbox.session))
         return sandbox, state
 
     async def _contexts_of(self, request: Request) -> Contexts:
-        _, state = await self._of(request)
+        _, state = await self._of(request, or_traffic=True)  # SDKs send no other token with these requests
         await state.contexts.learned()
         return state.contexts
 
@@ -169,7 +159,7 @@ class _Interpreter:
         queue: _Queue = asyncio.Queue(_LINES_MAX)
         task = asyncio.create_task(self._run(sandbox, state, call, queue))
         state.waiting += 1
-        self._tasks.add(task)  # a cancelled one outlives its response until the daemon knows
+        self._tasks.add(task)  # a cancelled one outlives its response, until the daemon has cancelled the execution
 
         def ended(task: asyncio.Task[None]) -> None:
             state.waiting -= 1
@@ -251,8 +241,8 @@ class _Interpreter:
         if language not in _PYTHON:
             _refuse_language(language)
         cwd = _text(given, "cwd", HOME)
-        if len(cwd) > _CWD_CHARS_MAX or "\0" in cwd:
-            raise E2BError(400, f"cwd is a path of at most {_CWD_CHARS_MAX} characters")
+        if len(cwd) > PATH_BYTES_MAX or "\0" in cwd:
+            raise E2BError(400, f"cwd is a path of at most {PATH_BYTES_MAX} characters")
         return JSONResponse((await contexts.create(cwd)).described())
 
     async def remove_context(self, request: Request) -> Response:
@@ -273,9 +263,9 @@ class _State:
     contexts: Contexts
     waiting: int = 0
     earlier_env: Mapping[str, str | None] = field(default_factory=dict)
-    """The environment variables that a call has replaced, with their earlier values."""
+    """The environment variables that a call replaced, with their earlier values."""
     generation: int = 0
-    """The interpreter that has the replaced ones."""
+    """The interpreter in which it replaced them."""
 
     async def restore_env(self, session: AsyncSession) -> None:
         """Restores the environment after a call, and before the next one if that call was cancelled."""
@@ -288,21 +278,12 @@ async def _health(_: Request) -> Response:
     return PlainTextResponse("OK")
 
 
-async def _refused(_: Request, error: Exception) -> Response:
-    assert isinstance(error, E2BError | ExecutorClientError)
-    return (error if isinstance(error, E2BError) else from_client(error)).response()
-
-
 # Requests
 
 
 async def _object(request: Request) -> Mapping[str, Any]:
     """Returns the JSON object of a request. Raises E2BError."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > BODY_BYTES_MAX:
-            raise E2BError(413, f"the request has more than {BODY_BYTES_MAX} bytes")
+    body = await body_of(request, BODY_BYTES_MAX)
     try:
         given = json.loads(body or b"{}")
     except (RecursionError, ValueError) as error:
@@ -343,8 +324,6 @@ def _env(given: Mapping[str, Any]) -> Mapping[str, str]:
         return {}
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
         raise E2BError(400, "env_vars is an object whose values are texts")
-    if len(env) > ENV_MAX or sum(len(name) + len(value) for name, value in env.items()) > ENV_BYTES_MAX:
-        raise E2BError(400, f"env_vars has at most {ENV_MAX} variables and {ENV_BYTES_MAX} characters")
     if any(not name or "=" in name or "\0" in name + value for name, value in env.items()):
         raise E2BError(400, "env_vars has a name or a value that no environment can have")
     return env

@@ -1,6 +1,7 @@
 """Paths as E2B's clients write them: absolute, below "~", or relative to the home directory.
 
-The home directory is the workspace. Below it a path is sent as one of /workspace, since an image may lack the link.
+The home directory is the workspace. Paths below it reach the daemon as paths below
+/workspace, since an image may lack the link.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ def inside(path: str) -> str:
 
 
 def shown(path: str) -> str:
-    """Returns the path for a client of an absolute path in our sandboxes."""
+    """Returns the path that clients see for an absolute path in our sandboxes."""
     return _moved(path, _WORKSPACE, HOME)
 
 

@@ -1,4 +1,4 @@
-"""`!pip install` in sandboxes without a network, which can't install anything: it reports what is there already.
+"""`!pip install` in sandboxes without a network: it can't install, so it reports which packages are there.
 
 E2B's clients send such lines for packages that the image has. As in a notebook, a command that fails prints the reason,
 and the code goes on. With a network, the line runs as it is.
@@ -16,8 +16,8 @@ from executor_client.errors import EvaluationError
 
 NAMES_MAX = 64
 
-# Strings and comments are matched, too, so that no line is found in them. An open string matches up to the end: else a
-# text of many quotes would be searched again from each of them.
+# Strings and comments are matched, too, so that the search skips their lines. An open string matches up to the end;
+# otherwise a text of many quotes would be searched again from each quote.
 _LINE = re.compile(
     r"""
     (?P<quote>\"{3}|'{3})(?:\\(?:.|\Z)|[^\\])*?(?:(?P=quote)|\Z)

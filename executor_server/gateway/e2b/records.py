@@ -1,7 +1,7 @@
-"""Which sandboxes there are: one SQLite file, so that a restarted gateway knows them.
+"""The sandboxes, kept in an SQLite file so that a restarted gateway knows them.
 
-Traffic of a sandbox carries no key of the caller, only the sandbox's own access token. The record has the key with
-which the sandbox was created, and the gateway uses it for this traffic. So the file is as secret as the tokens of the
+Traffic of a sandbox carries no key of the caller, only the sandbox's own access token. The record has the key that
+created the sandbox, and the gateway uses it for this traffic. So the file is as secret as the tokens of the
 daemon: it has mode 0600 in a directory of mode 0700, and is never served.
 
 The gateway ends a sandbox at its end time, after a restart too. Until then it restarts the idle time of the session
@@ -34,11 +34,9 @@ from executor_server.core.config import StateDirError
 from executor_server.gateway.e2b.errors import E2BError, from_client, sandbox_gone
 
 IDLE_PART = 3
-"""The idle time of a session is restarted when a third of it is over."""
+"""The gateway restarts the idle time of a session after a third of it."""
 CONCURRENT_MAX = 16
 """Sandboxes that the timer ends or keeps alive at one time."""
-IDLE_S = 60.0
-"""Seconds that the timer waits while there are no sandboxes."""
 RETRY_S = 5.0
 """Seconds until the timer repeats a call that failed."""
 
@@ -119,7 +117,6 @@ class Sandboxes:
         self._sessions: dict[str, tuple[AsyncExecutorClient, AsyncSession]] = {}
         self._touched: dict[str, float] = {}  # when the idle time of each was restarted last, monotonic
         self._failed: dict[str, float] = {}  # when to try again, monotonic
-        self._wakes = math.inf  # when the timer looks again, monotonic
         self._changed = asyncio.Event()
 
     async def __aenter__(self) -> Self:
@@ -143,27 +140,28 @@ class Sandboxes:
         return record
 
     def running(self) -> list[Record]:
-        """Returns the records of all sandboxes."""
+        """Returns the records of the sandboxes whose end time has not come."""
         now = time.time()
         return [each for each in self._records.values() if each.end_time > now]
 
-    async def find(self, sandbox_id: str, access_token: str | None) -> Sandbox:
-        """Returns a sandbox for traffic with its access token.
+    async def find(self, sandbox_id: str, token: str | None, *, or_traffic: bool = False) -> Sandbox:
+        """Returns a sandbox for traffic with its access token; with `or_traffic`, also with its traffic token.
 
         Raises E2BError as envd answers: 502 if there is no such sandbox, 401 if the token is not its own.
         """
         record = self.record(sandbox_id)
-        if not _is_same(access_token, record.access_token):
+        may_enter = or_traffic and record.traffic_token and is_same(token, record.traffic_token)
+        if not may_enter and not is_same(token, record.access_token):
             raise E2BError(401, "unauthorized access, please provide a valid access token if required")
         return await self.open(record)
 
     async def find_port(self, sandbox_id: str, traffic_token: str | None) -> Sandbox:
-        """Returns a sandbox for traffic to ports of its programs: for anybody, unless it was created with a token.
+        """Returns a sandbox for traffic to its programs, which needs a token only if the sandbox has a traffic token.
 
         Raises E2BError: 502 if there is no such sandbox, 403 if the token is not its own.
         """
         record = self.record(sandbox_id)
-        if record.traffic_token and not _is_same(traffic_token, record.traffic_token):
+        if record.traffic_token and not is_same(traffic_token, record.traffic_token):
             raise E2BError(403, "this sandbox takes traffic with its traffic token only: E2b-Traffic-Access-Token")
         return await self.open(record)
 
@@ -212,8 +210,7 @@ class Sandboxes:
 
     def of_sessions(self, session_ids: Mapping[str, object]) -> list[Record]:
         """Returns the running sandboxes of these sessions, oldest first."""
-        now = time.time()
-        found = [each for each in self._records.values() if each.session_id in session_ids and each.end_time > now]
+        found = [each for each in self.running() if each.session_id in session_ids]
         return sorted(found, key=lambda record: (record.create_time, record.sandbox_id))
 
     def keep(self, record: Record) -> None:
@@ -221,8 +218,7 @@ class Sandboxes:
         self._database.execute(_REPLACE, _row(record))
         self._records[record.sandbox_id] = record
         self._touched.setdefault(record.sandbox_id, time.monotonic())
-        if time.monotonic() + self._wait_s(record) < self._wakes:
-            self._changed.set()
+        self._changed.set()
 
     def forget(self, sandbox_id: str) -> None:
         """Removes a record whose session has ended. Idempotent."""
@@ -243,8 +239,7 @@ class Sandboxes:
             if due:
                 await asyncio.gather(*(self._serve(record, slots) for record in due))
                 continue
-            wait_s = min(map(self._wait_s, self._records.values()), default=IDLE_S)
-            self._wakes = time.monotonic() + wait_s
+            wait_s = min(map(self._wait_s, self._records.values()), default=None)
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._changed.wait(), wait_s)
 
@@ -288,7 +283,8 @@ class Sandboxes:
         return False
 
 
-def _is_same(given: str | None, token: str) -> bool:
+def is_same(given: str | None, token: str) -> bool:
+    """Compares tokens in constant time."""
     return hmac.compare_digest((given or "").encode(errors="replace"), token.encode())
 
 

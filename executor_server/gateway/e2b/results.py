@@ -74,7 +74,7 @@ def _output(stream: str, text: str) -> Line:
 
 
 def is_small(value: object) -> bool:
-    """True for a value whose line is made at once; that of others is made in a thread."""
+    """True for a value whose line costs so little that no thread has to make it."""
     return type(value) in _SCALARS
 
 
@@ -125,7 +125,7 @@ def _result(bundle: Mapping[str, Any], *, is_main: bool) -> Line:
     line: Line = {"type": "result", "is_main_result": is_main}
     extra = {}
     for mime, value in bundle.items():
-        if mime in _OF_JSON and isinstance(value, str):  # displays of objects are texts
+        if mime in _OF_JSON and isinstance(value, str):  # objects display themselves as texts
             try:
                 value = json.loads(value)
             except (RecursionError, ValueError):

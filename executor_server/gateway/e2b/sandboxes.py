@@ -1,7 +1,7 @@
 """E2B's REST interface of an account: create, find, list, prolong and end sandboxes.
 
-The caller's key is a token of the daemon, which authenticates it and says which sessions are the caller's. A sandbox of
-another tenant is answered like one that does not exist.
+The caller's key is a token of the daemon, which authenticates it and knows the caller's sessions. To other tenants a
+sandbox does not exist.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import base64
 import hashlib
-import hmac
 import json
 import re
 import secrets
@@ -30,16 +29,17 @@ from starlette.routing import Route
 
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
-from executor_client.errors import ExecutorClientError, NotFoundError
+from executor_client.errors import NotFoundError
 from executor_client.results import Limits, Policy, SessionInfo, SessionState
 from executor_server.core.config import GatewaySection
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b import metrics
-from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
-from executor_server.gateway.e2b.records import Record, Sandboxes
+from executor_server.gateway.e2b.bodies import body_of
+from executor_server.gateway.e2b.errors import REFUSALS, E2BError, not_offered
+from executor_server.gateway.e2b.records import Record, Sandboxes, is_same
 
 ENVD_VERSION = "0.6.7"
-"""SDKs choose by it what they ask of a sandbox."""
+"""SDKs use the features of this version of E2B's daemon."""
 CLIENT_ID = "remote-executor"
 BODY_BYTES_MAX = 1 << 20
 METADATA_MAX = 64
@@ -49,14 +49,14 @@ PAGE_MAX = 100
 V1_TIMEOUT_S, V2_TIMEOUT_S = 15, 300
 """Seconds that a sandbox lives if the caller names no timeout, by the version of the path."""
 SECONDS_MAX = 1 << 40
-"""What a number of seconds can be; the policy allows fewer."""
+"""Keeps seconds within what times can hold; the policy allows fewer."""
 CPU_COUNT = 1
 """The daemon shares its CPUs among sandboxes and reserves none, but the protocol requires a number."""
 EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})
 """All addresses, in the lists of a network."""
 
 _KEY = re.compile(r"[a-z0-9-]{1,255}")
-# Of E2B's interface; every other path is unknown.
+# Paths of E2B's interface. Every other path is unknown.
 _NOT_OFFERED = re.compile(
     r"(/v[23])?(/sandboxes/[^/]+/(pause|resume|fork|snapshots|logs|network)|/(templates|snapshots|volumes|secrets|teams)(/.*)?)"
 )
@@ -65,7 +65,7 @@ M = TypeVar("M", bound=BaseModel)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# Requests. Unknown fields are kept: one that is set is refused, see `_refuse_unknown`.
+# Requests. Unknown fields are kept, so that `_refuse_unknown` can refuse them if they are set.
 
 _Seconds = Annotated[int, Field(ge=0, le=SECONDS_MAX)]
 _Texts = Annotated[
@@ -110,7 +110,7 @@ class _Timeout(_Body):
 
 class _Connect(_Body):
     timeout: _Seconds = V2_TIMEOUT_S
-    memory: bool | None = None  # about sandboxes that are paused
+    memory: bool | None = None  # about paused sandboxes
 
 
 class _Refresh(_Body):
@@ -119,13 +119,9 @@ class _Refresh(_Body):
 
 async def _body(request: Request, kind: type[M]) -> M:
     """Reads and validates the body. Raises E2BError (400, 413, 501)."""
-    data = bytearray()
-    async for piece in request.stream():
-        data += piece
-        if len(data) > BODY_BYTES_MAX:
-            raise E2BError(413, f"the body is larger than {BODY_BYTES_MAX} bytes")
+    data = await body_of(request, BODY_BYTES_MAX)
     try:
-        body = kind.model_validate_json(bytes(data) or b"{}")
+        body = kind.model_validate_json(data or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
         raise E2BError(400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
@@ -178,11 +174,7 @@ class _Account:
         ]
         return Starlette(
             routes=routes,
-            exception_handlers={
-                E2BError: lambda _, error: error.response(),
-                ExecutorClientError: lambda _, error: from_client(error).response(),
-                HTTPException: _no_route,
-            },
+            exception_handlers={**REFUSALS, HTTPException: _no_route},
         )
 
     # Creation
@@ -241,7 +233,7 @@ class _Account:
         return record
 
     def _image(self, template: str, policy: Policy) -> str:
-        """Returns the image of a template, which may have the tag that every template has. Raises E2BError (404)."""
+        """Returns the image of a template, whose name may have the default tag. Raises E2BError (404)."""
         name = template.removesuffix(":default")
         image = self._templates.get(name, name)
         if image not in policy.images:
@@ -269,7 +261,7 @@ class _Account:
                 return record, session
             await session.close()
         except NotFoundError:
-            if not hmac.compare_digest(key.encode(), record.token.encode()):
+            if not is_same(key, record.token):
                 return None  # another tenant's, perhaps
         self._sandboxes.forget(sandbox_id)
         return None
@@ -290,7 +282,7 @@ class _Account:
 
     async def _kill(self, request: Request) -> Response:
         record, session = await self._owned(request)
-        # Forgotten first: of two callers at one time, one is told that it was there.
+        # Forgotten first: of two callers at one time, only one gets a success.
         self._sandboxes.forget(record.sandbox_id)
         try:
             await session.close()
@@ -365,7 +357,7 @@ class _Account:
         return JSONResponse([_listing(*each) for each in page], headers=headers)
 
     async def _found(self, request: Request) -> list[tuple[Record, SessionInfo]]:
-        """Returns the caller's sandboxes that the query is about, oldest first."""
+        """Returns the caller's sandboxes that match the query, oldest first."""
         query = request.query_params
         metadata = _metadata_of(query.get("metadata", ""))
         after, template = _time_of(query.get("startedAfter")), query.get("template")
@@ -407,7 +399,7 @@ def _digest(asked: _Create) -> str:
 
 
 def _sandbox_id(key: str, idempotency_key: str | None) -> str:
-    """Returns an id by chance, or by the idempotency key: a DNS label."""
+    """Returns a DNS label: random, or derived from the idempotency key."""
     if idempotency_key is None:
         return "i" + secrets.token_hex(10)
     if _KEY.fullmatch(idempotency_key) is None:
@@ -430,7 +422,7 @@ def _is_private(asked: _Create) -> bool:
 
 
 def _network(asked: _Create, policy: Policy) -> list[str]:
-    """Returns the hosts to ask of the policy. Raises E2BError for a network that no session can have."""
+    """Returns the hosts to request from the policy. Raises E2BError for a network that no session can have."""
     hosts: list[str] = []
     denied: list[str] = []
     if asked.network is not None:

@@ -1,7 +1,7 @@
-"""Files on their way through the gateway: in memory, and past a size in temporary files without names.
+"""Files in transit: in memory, and above a size in temporary files without names.
 
 A file is collected whole. The sandbox has to know its size before an upload, and a client that reads a download slowly
-must hold nothing of the sandbox. All files of a tenant have a limited part of the room.
+must hold nothing of the sandbox. The files of one key share a limited part of the room.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Room:
     def take(self, token: str, size_bytes: int) -> None:
         """Raises E2BError if there is no room."""
         if self._used[token] + size_bytes > TENANT_BYTES_MAX or self._used.total() + size_bytes > ALL_BYTES_MAX:
-            raise E2BError(503, "the gateway has too many large files on their way: try again", retry_after_s=RETRY_S)
+            raise E2BError(503, "the gateway has too many large files in transit; try again", retry_after_s=RETRY_S)
         self._used[token] += size_bytes
 
     def give_back(self, token: str, size_bytes: int) -> None:
@@ -42,7 +42,7 @@ class Room:
 
 
 class Spool:
-    """Collects one file, or one after the other. A context manager closes it."""
+    """Collects files, one after the other. As a context manager it closes itself."""
 
     def __init__(self, room: Room, token: str, limit_bytes: int | None = None) -> None:
         self.size_bytes = 0
@@ -80,7 +80,7 @@ class Spool:
         return await asyncio.to_thread(os.pread, self._file.fileno(), size_bytes, start)
 
     async def _flush(self) -> None:
-        # The thread goes on if this task is cancelled, so it gets what nobody else changes.
+        # The thread goes on if this task is cancelled, so it gets data that nobody else changes.
         data, self._memory = self._memory, bytearray()
         self._room.take(self._token, len(data))
         self._file_bytes += len(data)

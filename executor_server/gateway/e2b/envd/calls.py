@@ -1,14 +1,12 @@
-"""What the services of envd share: the sandbox of a call, its user, and errors as Connect has them, its messages."""
+"""What the services of envd share: the sandbox of a call, its user, its messages, and its errors in Connect's form."""
 
 from __future__ import annotations
 
 import base64
 import contextlib
-import secrets
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
-import structlog
 from connectrpc.code import Code
 from connectrpc.codec import Codec
 from connectrpc.errors import ConnectError
@@ -19,17 +17,18 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from executor_client.errors import ExecutorClientError, FileExists, SessionGone
 from executor_server.gateway.codecs import BinaryCodec, JsonCodec
+from executor_server.gateway.connect.errors import of_bug
 from executor_server.gateway.e2b.errors import E2BError, from_client
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 from executor_server.gateway.routing import current_target
 
 USER = "user"
-"""The name of E2B's default user, whom every process in our sandboxes has for a name."""
+"""E2B's default user. Our sandboxes have one user, who goes by this name."""
 
 CODECS: list[Codec[Any, Any]] = [BinaryCodec(), JsonCodec(skips_unknown=True)]
 """Messages as binary and as JSON."""
 KEEPALIVE_S_MAX = 90
-"""envd's default, and the longest silence of a stream here."""
+"""envd's default, and the longest silence of a stream."""
 
 _CODES = {
     400: Code.INVALID_ARGUMENT,
@@ -43,9 +42,7 @@ _CODES = {
     503: Code.UNAVAILABLE,
     504: Code.DEADLINE_EXCEEDED,
 }
-_REASON_CHARS = 200
-
-_log = structlog.get_logger(__name__)
+_NAME_CHARS = 200
 
 
 def admitting(service: ASGIApp, sandboxes: Sandboxes) -> ASGIApp:
@@ -65,7 +62,7 @@ def admitting(service: ASGIApp, sandboxes: Sandboxes) -> ASGIApp:
 
 @contextlib.asynccontextmanager
 async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> AsyncIterator[Sandbox]:
-    """The sandbox of a call, for its body. What the body raises leaves as ConnectError."""
+    """Provides the sandbox of a call. Errors of the body become ConnectErrors."""
     sandbox_id = current_target().sandbox_id
     try:
         headers = ctx.request_headers
@@ -76,7 +73,7 @@ async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> Asy
     except E2BError as error:
         raise ConnectError(_CODES.get(error.status, Code.INTERNAL), error.message) from error
     except SessionGone as error:
-        sandboxes.forget(sandbox_id)  # the SDK asks next whether the sandbox runs
+        sandboxes.forget(sandbox_id)  # the SDK's next request asks whether the sandbox runs
         message = f"the sandbox was killed or reached its end of life during the call: {error.message}"
         raise ConnectError(Code.UNAVAILABLE, message) from error
     except ExecutorClientError as error:
@@ -84,18 +81,15 @@ async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> Asy
         code = Code.ALREADY_EXISTS if isinstance(error, FileExists) else _CODES.get(refusal.status, Code.INTERNAL)
         raise ConnectError(code, refusal.message) from error
     except Exception as error:
-        incident_id = secrets.token_hex(8)
-        _log.error("gateway_internal_error", method=ctx.method.name, incident_id=incident_id, exc_info=error)
-        message = f"the gateway failed; its log tells more under incident {incident_id}"
-        raise ConnectError(Code.INTERNAL, message) from error
+        raise of_bug(ctx.method.name, error) from error
 
 
 def check_user(name: str | None, users: Collection[str]) -> None:
-    """Raises E2BError (401) for a name that is neither that of the only user nor configured as another one of it."""
+    """Raises E2BError (401) for a name that is neither the only user's nor one of its further names."""
     if name and name != USER and name not in users:
         raise E2BError(
             401,
-            f'the user "{name[:_REASON_CHARS]}" is not offered: everything in this sandbox runs as its only user '
+            f'the user "{name[:_NAME_CHARS]}" is not offered: everything in this sandbox runs as its only user '
             f'"{USER}"; name that one, or none',
         )
 

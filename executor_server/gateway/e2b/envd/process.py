@@ -1,7 +1,7 @@
 """Commands and terminals as E2B's envd serves them, over `session.processes`.
 
-A process outlives the client that started it, until its timeout or the sandbox's end. The daemon owns it: nothing is
-kept here, so a restarted gateway serves the same processes. The tag of a process is a part of its id for that reason.
+A process outlives the client that started it, until its timeout or the sandbox's end. The daemon owns it. This module
+keeps nothing, so a restarted gateway serves the same processes. For that reason the id of a process has its tag.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from executor_server.gateway.e2b.records import Sandboxes
 
 TAG_BYTES_MAX = 34
 KILL_S = 2.0
-"""Seconds that SendSignal waits for the end of a killed process, so that it is gone when the client looks."""
+"""Seconds that SendSignal waits for the end of a killed process, so that the client no longer finds it."""
 
 _TAGGED = "e2b-"
 
@@ -51,7 +51,7 @@ class ProcessService(process_connect.Process):
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
-        # Each input goes behind the one before it, so there is one writer at a time.
+        # Each write names its place behind the one before it, so there is one writer at a time.
         self._writers: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, request: pb.StartRequest, ctx: Context, /) -> AsyncIterator[pb.StartResponse]:
@@ -62,7 +62,7 @@ class ProcessService(process_connect.Process):
                     yield pb.StartResponse(event=event)
 
     async def connect(self, request: pb.ConnectRequest, ctx: Context, /) -> AsyncIterator[pb.ConnectResponse]:
-        """Joins a process: only output that comes from now on, as envd. A process that has ended brings its end."""
+        """Joins a process. As in envd, the stream has only later output. An ended process sends its end."""
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
             info = await _found(sandbox.session, request.process, or_ended=True)
             process = await sandbox.session.processes.attach(info.process_id, after_event=info.last_event)
@@ -123,7 +123,9 @@ class ProcessService(process_connect.Process):
             elif request.signal == pb.SIGNAL_SIGTERM:
                 await process.terminate()
             else:
-                raise ConnectError(Code.UNIMPLEMENTED, f"signal {request.signal} is none of E2B's: SIGTERM, SIGKILL")
+                raise ConnectError(
+                    Code.UNIMPLEMENTED, f"signal {request.signal} is not offered: send SIGTERM or SIGKILL"
+                )
             return pb.SendSignalResponse()
 
     async def _give(self, session: AsyncSession, selector: pb.ProcessSelector, given: pb.ProcessInput) -> None:
@@ -147,7 +149,7 @@ async def _started(session: AsyncSession, request: pb.StartRequest, ctx: Context
         return await session.processes.start(
             [config.cmd, *config.args],
             cwd=inside(cwd),
-            env={"PWD": cwd, **config.envs},  # a shell takes this name of its directory if it is one
+            env={"PWD": cwd, **config.envs},  # shells show it if it names their directory
             pty=_size(request.pty) if pty else None,
             stdin=not pty and (request.stdin or not request.HasField("stdin")),
             timeout_s=timeout_ms / 1000 if timeout_ms > 0 else None,
@@ -168,7 +170,7 @@ async def _started(session: AsyncSession, request: pb.StartRequest, ctx: Context
 async def _events(
     session: AsyncSession, process: AsyncProcess, pty: bool, ctx: Context
 ) -> AsyncGenerator[pb.ProcessEvent, None]:
-    """Yields the start of a process, its output with keepalives in between, and its end. Never ends without its end."""
+    """Yields the start of a process, its output with keepalives, and its end. Raises if the end is unknown."""
     yield pb.ProcessEvent(start=pb.ProcessEvent.StartEvent(pid=process.pid))
     silence_s = keepalive_s(ctx)
     async with contextlib.aclosing(aiter(process)) as outputs:
@@ -202,7 +204,7 @@ def _data(output: ProcessOutput | ProcessOutputCut, pty: bool) -> pb.ProcessEven
 
 
 def _end(result: ProcessResult) -> pb.ProcessEvent.EndEvent:
-    """Returns the end in the words of Go, as envd. Raises ConnectError for a timeout, as Connect has it."""
+    """Returns the end in Go's words, as envd does. Raises ConnectError for a timeout."""
     if result.outcome == "timeout":
         raise ConnectError(Code.DEADLINE_EXCEEDED, "the command ran until its timeout and was killed")
     exited = result.outcome == "exited"
@@ -217,7 +219,7 @@ def _end(result: ProcessResult) -> pb.ProcessEvent.EndEvent:
 
 
 async def _found(session: AsyncSession, selector: pb.ProcessSelector, *, or_ended: bool = False) -> ProcessInfo:
-    """Returns the running process that is selected, or else, with `or_ended`, the last one that was."""
+    """Returns the selected running process. With `or_ended`, else the last one that ended."""
     infos = await session.processes.list()
     match selector.WhichOneof("selector"):
         case "pid":

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from executor_client import ExecutorClient
+from executor_client import ExecutorClient, Recording
 from executor_client._core.session_base import short_id
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.fork_server import EXECUTOR, popen
@@ -273,3 +273,15 @@ def test_the_repl_keeps_the_last_value_and_figures(environment: dict[str, str], 
     assert "['a']\n" in out and "Wall time: " in out and "['a', 'a']\n" in out and "1\n2\n" in out
     assert "%nosuch is an IPython magic, which is not available here" in err
     assert (tmp_path / "image-1.png").exists(), err
+
+
+def test_run_records_the_run_also_when_the_program_fails(environment: dict[str, str], tmp_path: Path) -> None:
+    code, _, err = executor(
+        environment, "run", "--record", str(tmp_path / "run.rxr"), "-", stdin="print('seen')\n1 / 0"
+    )
+    assert (code, "ZeroDivisionError" in err) == (1, True)
+    with Recording(tmp_path / "run.rxr") as recording:
+        (result,) = map(recording.result, recording.steps())
+        assert result is not None and result.stdout == "seen\n" and "ZeroDivisionError" in result.stderr
+    code, _, err = executor(environment, "run", "--record", str(tmp_path / "none/run.rxr"), "-", stdin="1")
+    assert code == 2 and "none/run.rxr can't be written: No such file" in err

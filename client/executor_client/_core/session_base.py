@@ -113,6 +113,8 @@ class SessionBase(ShortRepr, Generic[T]):
 
         self._open()
         if self._record is not None and self._record.is_active:
+            if self._record.recorder is path:
+                return self._record.recorder
             raise InvalidRequest(f"this session is recorded already, in {self._record.recorder.path}")
         owns = not isinstance(path, Recorder)
         recorder = path if isinstance(path, Recorder) else Recorder(path, redact_tools=redact_tools)

@@ -151,6 +151,7 @@ def _add_run(commands: Any) -> None:
         metavar="DIR",
         help="save the files that the program created or changed here; overwrites",
     )
+    run.add_argument("--record", type=Path, metavar="FILE", help="record the run in this file; overwrites")
     add_output_options(run)
     _add_session_options(run)
 

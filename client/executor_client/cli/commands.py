@@ -70,7 +70,7 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
     if options.imports is not None and script.argv[1:]:
         options.imports = (*options.imports, "sys")
     header = _read_header(script.argv[0], script.source, options, console)
-    with _session(client, options, console) as session:
+    with _session(client, options, console) as session, _recording(session, options.record):
         header.check_python(session.info.python_version, session.info.image)
         script.put_files(session)
         for code in script.steps(session, is_last=not (options.session or options.save_state)):
@@ -98,6 +98,16 @@ def _script(options: argparse.Namespace) -> Script:
     if name == "-":
         return Script([name, *arguments], _read(name), files=placed(options.put))
     return with_files(name, _read(name), arguments, options.put)
+
+
+def _recording(session: Session, path: Path | None) -> contextlib.AbstractContextManager[object]:
+    """Returns a block that records the session there, if a path is given. Raises InvalidRequest."""
+    if path is None:
+        return contextlib.nullcontext()
+    try:
+        return session.record(path)
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be written: {error.strerror}") from error
 
 
 def _read_header(name: str, code: str, options: argparse.Namespace, console: Console) -> ScriptHeader:

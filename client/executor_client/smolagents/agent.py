@@ -30,6 +30,7 @@ from executor_client.smolagents.executor import RemoteExecutor
 from executor_client.smolagents.failures import DaemonLost, StreamedDaemonLost
 from executor_client.smolagents.interpreter_tool import RemotePythonInterpreterTool
 from executor_client.smolagents.loaded_tools import remember_source
+from executor_client.smolagents.recording import record_model
 from executor_client.smolagents.uploads import with_uploads
 
 EXECUTOR_TYPE = "remote"
@@ -247,6 +248,7 @@ def _init(upstream: Any, agent: Any, args: tuple[Any, ...], kwargs: dict[str, An
     upstream(*call.args, **call.kwargs)
     if remote:
         agent.executor_type = EXECUTOR_TYPE
+    record_model(agent)
 
 
 def _run(upstream: Any, agent: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

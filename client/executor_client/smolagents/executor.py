@@ -29,6 +29,7 @@ from executor_client import (
     LogEvent,
     Outcome,
     PolicyViolationError,
+    Recorder,
     ReentrantExecution,
     ResourceExhaustedError,
     Rollback,
@@ -107,6 +108,9 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
     `prelude` is code that runs first in each interpreter of each session, under the same rules as the agent's code,
     including authorized imports. The agent's code can use its names.
 
+    `record` is a path, such as "run.rxr": `cleanup` writes a recording of all sessions there, with the calls of the
+    model if the agent is our `CodeAgent` (see `Session.record`). A `Recorder` can be given instead, and is not closed.
+
     Raises `InvalidRequest` for unknown limits. A request beyond the policy is refused on first use, before the first
     call of the model; `PolicyViolationError` then lists every violation.
 
@@ -141,6 +145,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         savepoints: str | None = None,
         max_print_outputs_length: int | None = None,
         client: ExecutorClient | None = None,
+        record: LocalPath | Recorder | None = None,
     ) -> None:
         check_access(client, session, (address, token, tls))
         limits_to_wire(limits)  # raises here, not at first use: the traceback then shows the caller's line
@@ -170,11 +175,13 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         self._functions, self._has_tools = dict(additional_functions or {}), False
         self._wait_log, self._notice = WaitLog(), ""
         self._interrupted = False  # the next step is refused
+        self.record = record
         self._lease = SessionLease(
             (lambda: client) if client is not None else self._connector(address, token, tls),
             owns_client=client is None,
             request=request,
             existing=session,
+            record=record,
         )
         self._undo = StepUndo(self._lease, savepoints)
         self._answers = AnswerFiles(download_dir, weakly(self._current_session), weakly(self._notify))
@@ -254,6 +261,11 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
     def session(self) -> Session:
         """The session of the code. Creates one if needed; if it is lost, another replaces it."""
         return self._lease.session()
+
+    @property
+    def recorder(self) -> Recorder | None:
+        """The recorder of the sessions, if they are recorded."""
+        return self._lease.recorder()
 
     @property
     def files(self) -> SessionFiles:

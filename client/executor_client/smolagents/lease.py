@@ -27,6 +27,7 @@ from executor_client import (
     ModulesMissing,
     NotFoundError,
     PreconditionError,
+    Recorder,
     ReentrantExecution,
     Rollback,
     Session,
@@ -36,6 +37,7 @@ from executor_client import (
 )
 from executor_client._core import missing_modules
 from executor_client._core.limits import NAME_RACES_MAX
+from executor_client._core.local import LocalPath
 from executor_client._core.session_base import is_id
 from executor_client._core.status import is_session_gone
 from executor_client.smolagents.session_request import SessionRequest, beginnings_of, module_of, refuse_beginnings
@@ -78,6 +80,7 @@ class SessionLease:
         owns_client: bool,
         request: SessionRequest,
         existing: Session | str | None = None,
+        record: LocalPath | Recorder | None = None,
     ) -> None:
         """Raises ValueError for an existing session with arguments for a new one."""
         self._name = existing if isinstance(existing, str) and not is_id(existing) else None
@@ -87,6 +90,8 @@ class SessionLease:
         self._owns_client = owns_client
         self._request = request
         self._existing = existing
+        self._record = record
+        self._recorder = record if isinstance(record, Recorder) else None
         self._lock = threading.RLock()
         self._client: ExecutorClient | None = None
         self._session: Session | None = None
@@ -116,6 +121,13 @@ class SessionLease:
         """The session, or None if none was created yet."""
         return self._session
 
+    def recorder(self) -> Recorder | None:
+        """Returns the recorder of all sessions until `close`; None without `record`. Raises OSError."""
+        with self._lock:
+            if self._recorder is None and self._record is not None and not isinstance(self._record, Recorder):
+                self._recorder = Recorder(self._record)
+            return self._recorder
+
     def session(self) -> Session:
         """Returns the session, and creates it if there is none."""
         with self._lock:
@@ -138,6 +150,8 @@ class SessionLease:
                     session = self._request.make(self._client, self._contents.tool_modules)
                     on_failure.enter_context(session)
                     self._require_modules(self._client, session)
+            if (recorder := self.recorder()) is not None:
+                session.record(recorder)
             if self._contents.tools is not None:
                 session.register_tools(self._contents.tools)
             if self._contents.variables:
@@ -332,6 +346,9 @@ class SessionLease:
         finally:
             if client is not None and self._owns_client:
                 client.close()
+            if self._recorder is not None and self._recorder is not self._record:
+                self._recorder.close()
+                self._recorder = None
 
     def abandon(self) -> None:
         """Forgets a session whose daemon does not answer, so that `close` does not wait for it."""

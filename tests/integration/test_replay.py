@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from executor_client import ExecutorClient, Recorder, Recording, Tool
+from executor_client import ExecutorClient, Recorder, Recording, Session, Tool
 from executor_client.cli import main
 from executor_client.recording import Entry
 from tests.support.backends import require
@@ -152,3 +153,24 @@ def test_an_incomplete_recording_is_unverified(
         assert execute(daemon, path) == 4
         out = capsys.readouterr().out
         assert "unverified" in out and why in out
+
+
+def test_an_example_runs_again_as_it_was(
+    daemon: Daemon, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of an agent with savepoints, whose tools and model are gone."""
+    require("local")
+    monkeypatch.setenv("EXECUTOR_STATE_DIR", str(daemon.state_dir))
+    monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
+    create_session = ExecutorClient.create_session
+
+    def recorded(client: ExecutorClient, *args: Any, **kwargs: Any) -> Session:
+        session = create_session(client, *args, **kwargs)
+        session.record(tmp_path / "run.rxr")
+        return session
+
+    monkeypatch.setattr(ExecutorClient, "create_session", recorded)
+    import_module("undo").main()
+    monkeypatch.undo()
+    assert execute(daemon, tmp_path / "run.rxr") == 0
+    assert capsys.readouterr().out.endswith("verified: all 5 steps went as recorded\n")

@@ -191,6 +191,7 @@ class AsyncExecutorClient(ShortRepr):
             response = await self._leased(lease, request, awaited)
             is_made = True
             session = self._session(lease, convert.session_from_wire(response.session), made=True)
+            session._prelude = request.prelude
             missing_modules.warn(session.info, request.authorized_imports)
         except BaseException as error:
             if is_made or requests.may_be_made(error, heard=self._transport.answered):

@@ -72,7 +72,7 @@ BLOBS_MAX = 60_000
 _MANIFEST_BYTES_MAX = 1 << 20
 
 KINDS: Mapping[str, type[Message] | None] = {
-    "session": None,  # the head: `SessionInfo` as JSON, with "versions"
+    "session": None,  # the head: `SessionInfo` as JSON, with "prelude" and "versions"
     "imports": service_pb.AuthorizeImportsRequest,
     "tools": service_pb.RegisterToolsRequest,
     "variables": service_pb.SetVariablesRequest,

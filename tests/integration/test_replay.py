@@ -33,11 +33,11 @@ def recording(client: ExecutorClient, tmp_path: Path) -> Path:
 
     final = Tool(lambda answer: {"answer": answer}, is_final_answer=True)
     double = Tool(lambda number: number * 2, placement="sandbox")
-    with client.create_session() as session, session.record(path):
+    with client.create_session(prelude="ANSWER = 42") as session, session.record(path):
         session.register_tools({"weather": weather, "final_answer": final, "double": double})
         session.set_variables({"numbers": list(range(2_000)), "count": len})
         session.files.write("data/a.txt", b"x" * 5_000)
-        session.execute("first = weather('Paris')\nprint('it is', first, object())")
+        session.execute("first = weather('Paris')\nprint('it is', first, ANSWER, object())")
         savepoint = session.savepoint()
         session.execute("first = 5\nprint(weather('Rome'), weather('Oslo'))")
         session.rollback(savepoint)

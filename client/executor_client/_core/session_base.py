@@ -58,6 +58,7 @@ class SessionBase(ShortRepr, Generic[T]):
         self._restored: StateManifest | None = None
         self._record: SessionRecord | None = None
         self._has_run = False
+        self._prelude = ""  # known to the client that created the session
 
     @property
     def restored(self) -> StateManifest | None:
@@ -118,7 +119,8 @@ class SessionBase(ShortRepr, Generic[T]):
             raise InvalidRequest(f"this session is recorded already, in {self._record.recorder.path}")
         owns = not isinstance(path, Recorder)
         recorder = path if isinstance(path, Recorder) else Recorder(path, redact_tools=redact_tools)
-        self._record = SessionRecord(recorder, self._info, owns_recorder=owns, has_run=self._has_run)
+        has_run = self._has_run or self._restored is not None
+        self._record = SessionRecord(recorder, self._info, owns_recorder=owns, has_run=has_run, prelude=self._prelude)
         return recorder
 
     def _open(self) -> T:

@@ -150,6 +150,7 @@ class _Replay:
             _texts(head, "authorized_imports"),
             limits if isinstance(limits, Mapping) else None,
             {"client": "executor replay"},
+            str(head.get("prelude", "")),
             backend=backend if backend in self.client.get_policy().backends else None,
             network=_texts(head, "network"),
             packages=_texts(head, "packages"),

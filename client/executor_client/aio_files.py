@@ -245,6 +245,7 @@ class AsyncSessionFiles(ShortRepr):
             return convert.from_wire(FileInfo, response.file)
 
         info = await transport.repeat(attempt)
+        self._session._was_used = True
         if self._session._record is not None:
             await run_blocking(self._session._record.file, header, content)
         return info

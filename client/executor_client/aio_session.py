@@ -177,7 +177,7 @@ class AsyncSession(AsyncSessionUndo):
         self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None
     ) -> ExecutionResult:
         self._running.add(execution.execution_id)
-        self._has_run = True
+        self._was_used = True
         try:
             async with AsyncToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
                 result = await drive(self, execution, calls, on_event)
@@ -275,6 +275,7 @@ class AsyncSession(AsyncSessionUndo):
         with shipped_tools.explaining(shipped):
             await self._open().repeat(attempt, awaited=self._turn("to register tools"))
         self._tools, self._given_tools, self._mcp_tools = host_tools.on_host(made), given, mcp_tools
+        self._was_used = True
         if self._record is not None:
             self._record.tools(made, shipped)
 
@@ -319,6 +320,7 @@ class AsyncSession(AsyncSessionUndo):
 
         if packed:
             await self._open().repeat(attempt, awaited=self._turn("to set variables"))
+            self._was_used = True
             if self._record is not None:
                 self._record.variables(packed)
 

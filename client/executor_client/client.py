@@ -289,7 +289,7 @@ class ExecutorClient(ShortRepr):
 
     def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> Session:
         session = Session(self._transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)
-        session._has_run = not made
+        session._was_used = not made
         lease.hold(session, info, made=made)
         return session
 

@@ -246,6 +246,7 @@ class SessionFiles(ShortRepr):
             return convert.from_wire(FileInfo, response.file)
 
         info = transport.repeat(attempt)
+        self._session._was_used = True
         if self._session._record is not None:
             run_blocking(self._session._record.file, header, content)
         return info

@@ -175,7 +175,7 @@ class Session(SessionUndo):
 
     def _watched(self, execution: Execution, tools: Mapping[str, Tool], on_event: OnEvent | None) -> ExecutionResult:
         self._running.add(execution.execution_id)
-        self._has_run = True
+        self._was_used = True
         try:
             with ToolCalls(execution, dict(tools), self._tool_pool, self._answer) as calls:
                 result = drive(self, execution, calls, on_event)
@@ -273,6 +273,7 @@ class Session(SessionUndo):
         with shipped_tools.explaining(shipped):
             self._open().repeat(attempt, awaited=self._turn("to register tools"))
         self._tools, self._given_tools, self._mcp_tools = host_tools.on_host(made), given, mcp_tools
+        self._was_used = True
         if self._record is not None:
             self._record.tools(made, shipped)
 
@@ -317,6 +318,7 @@ class Session(SessionUndo):
 
         if packed:
             self._open().repeat(attempt, awaited=self._turn("to set variables"))
+            self._was_used = True
             if self._record is not None:
                 self._record.variables(packed)
 

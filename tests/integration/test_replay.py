@@ -143,7 +143,7 @@ def test_an_incomplete_recording_is_unverified(
 ) -> None:
     late, redacted = tmp_path / "late.rxr", tmp_path / "redacted.rxr"
     with client.create_session() as session:
-        session.execute("1 + 1")
+        session.files.write("a.txt", b"1")
         with session.record(late):
             session.execute("2 + 2")
     with client.create_session() as session, session.record(redacted, redact_tools=["crm_*"]):

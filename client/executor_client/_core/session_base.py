@@ -57,7 +57,7 @@ class SessionBase(ShortRepr, Generic[T]):
         self._generation = info.generation
         self._restored: StateManifest | None = None
         self._record: SessionRecord | None = None
-        self._has_run = False
+        self._was_used = False  # it has files, variables, tools or executions that a recording from now on lacks
         self._prelude = ""  # known to the client that created the session
 
     @property
@@ -119,8 +119,8 @@ class SessionBase(ShortRepr, Generic[T]):
             raise InvalidRequest(f"this session is recorded already, in {self._record.recorder.path}")
         owns = not isinstance(path, Recorder)
         recorder = path if isinstance(path, Recorder) else Recorder(path, redact_tools=redact_tools)
-        has_run = self._has_run or self._restored is not None
-        self._record = SessionRecord(recorder, self._info, owns_recorder=owns, has_run=has_run, prelude=self._prelude)
+        was_used = self._was_used or self._restored is not None
+        self._record = SessionRecord(recorder, self._info, owns_recorder=owns, was_used=was_used, prelude=self._prelude)
         return recorder
 
     def _open(self) -> T:

@@ -44,14 +44,14 @@ class SessionRecord:
     """Writes one session to a recorder. `owns_recorder`: the recording ends with the session."""
 
     def __init__(
-        self, recorder: Recorder, info: SessionInfo, *, owns_recorder: bool, has_run: bool, prelude: str
+        self, recorder: Recorder, info: SessionInfo, *, owns_recorder: bool, was_used: bool, prelude: str
     ) -> None:
         self.recorder = recorder
         self._owns_recorder = owns_recorder
         self._running: dict[str, _RecordedAssembler] = {}
         versions = {"remote_executor": version("remote-executor")}
         recorder.add("session", {**_plain(dataclasses.asdict(info)), "prelude": prelude, "versions": versions})
-        if has_run:
+        if was_used:
             recorder.note("what the session did before the recording", unknown=True)
         if info.network:
             recorder.note("what hosts of the network answered", unknown=True)

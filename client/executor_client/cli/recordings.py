@@ -83,10 +83,11 @@ def execute_recording(client: ExecutorClient, options: argparse.Namespace, conso
     console.end_wait()
     if replayed.divergence is not None:
         console.show_lines(["diverged", *replayed.divergence.lines()])
-        return EXIT_DIVERGED
-    if replayed.unverified:
-        console.show_lines(["unverified", *(f"  the recording lacks {each}" for each in replayed.unverified)])
-        return EXIT_UNVERIFIED
+    elif replayed.unverified:
+        console.show_lines(["unverified"])
+    console.show_lines([f"  the recording lacks {each}" for each in replayed.unverified])
+    if replayed.divergence is not None or replayed.unverified:
+        return EXIT_UNVERIFIED if replayed.divergence is None else EXIT_DIVERGED
     console.show_lines([f"verified: all {replayed.steps} steps went as recorded"])
     return EXIT_SAME
 

@@ -34,6 +34,7 @@ MEASUREMENTS: dict[str, str] = {
     "loop": "programs:loops",
     "mixed": "programs:mixed",
     "savepoints": "savepoints:savepoints",
+    "recording": "recordings:recordings",
     "throughput": "sessions:throughput",
     "memory": "memory:idle",
     "crowd": "memory:crowd",

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,7 +20,8 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_client import ExecutorClient
 from tests.support.audit import records
 from tests.support.backends import require
-from tests.support.daemon import Daemon, code_of, daemon_of
+from tests.support.daemon import Daemon, code_of, daemon_of, running_daemon
+from tests.support.leftovers import DAEMON_PREFIX
 from tests.support.polling import eventually
 
 POLICY = """\
@@ -210,3 +214,38 @@ def test_only_an_approver_of_the_tenant_decides(
 def delete_of_agent() -> str:
     """A tool."""
     return "deleted"
+
+
+def test_a_call_that_waits_outlives_its_daemon_and_a_new_policy() -> None:
+    require("local")
+    directory = Path(tempfile.mkdtemp(prefix=DAEMON_PREFIX))
+    config, policy = directory / "config.toml", directory / "policy.toml"
+    policy.write_text(POLICY)
+    config.write_text(f'policy.file = "{policy}"\npool.size = 0\n')
+    called: list[int] = []
+    with ExitStack() as stack:
+        pool = stack.enter_context(ThreadPoolExecutor(1))
+        first = stack.enter_context(running_daemon(directory, "--config", str(config)))
+        client = stack.enter_context(first.client())
+        session = client.create_session()
+        session.register_tools({"delete_file": called.append})
+        with grpc.insecure_channel(first.address) as channel:
+            admin = Approver(channel, first.token)
+            with admin.watching() as lists:
+                run = pool.submit(session.execute, TRIES)
+                known = first_of(lists).approval_id
+                first.kill()
+        second = stack.enter_context(running_daemon(directory, "--config", str(config)))
+        with grpc.insecure_channel(second.address) as channel:
+            admin = Approver(channel, second.token)
+            assert code_of(lambda: admin.decide(known, ONCE)) == "NOT_FOUND"
+            lists = admin.admin.WatchApprovals(pb.WatchApprovalsRequest(), metadata=admin.metadata)
+            waiting = first_of(lists)
+            policy.write_text(POLICY.replace('"delete*"', '"other*"'))
+            admin.admin.Reload(pb.ReloadRequest(), metadata=admin.metadata)
+            assert not called
+            admin.decide(waiting.approval_id, ONCE)
+            assert run.result().outcome.value == "succeeded" and called == [1]
+            lists.cancel()
+        session.close()
+    shutil.rmtree(directory)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     __version__: str
     from executor_api.values import DecodeError, EncodeError, EnumValue, OpaqueValue, Record, TupleRecord, ValueLimits
     from executor_client._core.endpoint import TlsConfig
+    from executor_client._core.terminal_prompt import ask_in_terminal
     from executor_client._core.tools import Tool
     from executor_client.aio import AsyncExecutorClient
     from executor_client.aio_files import AsyncSessionFiles
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from executor_client.aio_processes import AsyncSessionProcesses
     from executor_client.aio_session import AsyncSession
     from executor_client.aio_watch import AsyncFileWatch
+    from executor_client.approvals import Approval, ApprovalKind, OnApproval
     from executor_client.checkpoint import Checkpoint
     from executor_client.client import ExecutorClient
     from executor_client.errors import (
@@ -118,23 +120,24 @@ if TYPE_CHECKING:
     from executor_client.watch import FileWatch
 
 __all__ = [
-    "AsyncExecutorClient", "AsyncFileWatch", "AsyncPortForward", "AsyncProcess", "AsyncSession", "AsyncSessionFiles",
-    "AsyncSessionPorts", "AsyncSessionProcesses", "AuthenticationError", "AuthorizationError", "Branch",
-    "CallTimeoutError", "Changes", "Checkpoint", "CompletedProcess", "ConfigurationError", "ConnectionLost",
-    "DaemonError", "DecodeError", "Display", "DisplayEvent", "EncodeError", "EnumValue", "EnvironmentFailed",
-    "EnvironmentInfo", "ErrorDetail", "EvaluationError", "ExecutionEvent", "ExecutionFailed", "ExecutionResult",
-    "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges", "FileError", "FileExists", "FileInfo",
-    "FileIsDirectory", "FileLimits", "FileList", "FileNotDirectory", "FileNotFound", "FilePermissionDenied",
-    "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent", "Limits", "LogEvent", "ModulesMissing",
-    "NetworkRules", "NetworkSecret", "NetworkUsage", "NotFoundError", "OnWait", "OpaqueValue", "Outcome",
-    "OutputCutEvent", "OutputLimitExceeded", "PackagesPolicy", "Policy", "PolicyRef", "PolicyViolationError",
-    "PortForward", "PortRules", "PreconditionError", "Process", "ProcessFailed", "ProcessInfo", "ProcessOutput",
-    "ProcessOutputCut", "ProcessResult", "ProcessRules", "ProcessUsage", "Progress", "ProtocolError", "QueuedEvent",
-    "Quotas", "Record", "Recorder", "Recording", "RecordingError", "ReentrantExecution", "ResourceExhaustedError",
-    "Rollback", "Savepoint", "Session", "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts",
-    "SessionProcesses", "SessionState", "StateManifest", "StateRules", "TerminalSize", "TlsConfig", "Tool",
-    "ToolCallEvent", "ToolNotShippable", "TupleRecord", "UnavailableError", "Usage", "ValueLimits", "VariablesState",
-    "Violation", "Wait", "WaitKind",
+    "Approval", "ApprovalKind", "AsyncExecutorClient", "AsyncFileWatch", "AsyncPortForward", "AsyncProcess",
+    "AsyncSession", "AsyncSessionFiles", "AsyncSessionPorts", "AsyncSessionProcesses", "AuthenticationError",
+    "AuthorizationError", "Branch", "CallTimeoutError", "Changes", "Checkpoint", "CompletedProcess",
+    "ConfigurationError", "ConnectionLost", "DaemonError", "DecodeError", "Display", "DisplayEvent", "EncodeError",
+    "EnumValue", "EnvironmentFailed", "EnvironmentInfo", "ErrorDetail", "EvaluationError", "ExecutionEvent",
+    "ExecutionFailed", "ExecutionResult", "ExecutorClient", "ExecutorClientError", "FileChange", "FileChanges",
+    "FileError", "FileExists", "FileInfo", "FileIsDirectory", "FileLimits", "FileList", "FileNotDirectory",
+    "FileNotFound", "FilePermissionDenied", "FileWatch", "Image", "ImageEvent", "InvalidRequest", "LimitWarningEvent",
+    "Limits", "LogEvent", "ModulesMissing", "NetworkRules", "NetworkSecret", "NetworkUsage", "NotFoundError",
+    "OnApproval", "OnWait", "OpaqueValue", "Outcome", "OutputCutEvent", "OutputLimitExceeded", "PackagesPolicy",
+    "Policy", "PolicyRef", "PolicyViolationError", "PortForward", "PortRules", "PreconditionError", "Process",
+    "ProcessFailed", "ProcessInfo", "ProcessOutput", "ProcessOutputCut", "ProcessResult", "ProcessRules",
+    "ProcessUsage", "Progress", "ProtocolError", "QueuedEvent", "Quotas", "Record", "Recorder", "Recording",
+    "RecordingError", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint", "Session",
+    "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState", "StateManifest",
+    "StateRules", "TerminalSize", "TlsConfig", "Tool", "ToolCallEvent", "ToolNotShippable", "TupleRecord",
+    "UnavailableError", "Usage", "ValueLimits", "VariablesState", "Violation", "Wait", "WaitKind",
+    "ask_in_terminal",
 ]  # fmt: skip
 
 # The module of each public name, imported on first use (PEP 562): gRPC and its messages take a fifth of a second to
@@ -142,6 +145,7 @@ __all__ = [
 _HOMES = {
     "executor_api.values": "DecodeError EncodeError EnumValue OpaqueValue Record TupleRecord ValueLimits",
     "executor_client._core.endpoint": "TlsConfig",
+    "executor_client._core.terminal_prompt": "ask_in_terminal",
     "executor_client._core.tools": "Tool",
     "executor_client.aio": "AsyncExecutorClient",
     "executor_client.aio_files": "AsyncSessionFiles",
@@ -150,6 +154,7 @@ _HOMES = {
     "executor_client.aio_processes": "AsyncSessionProcesses",
     "executor_client.aio_session": "AsyncSession",
     "executor_client.aio_watch": "AsyncFileWatch",
+    "executor_client.approvals": "Approval ApprovalKind OnApproval",
     "executor_client.checkpoint": "Checkpoint",
     "executor_client.client": "ExecutorClient",
     "executor_client.errors": (

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping
+from contextlib import aclosing
 from types import TracebackType
 from typing import Any, Self
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncTransport, run_blocking, shielded, wait_for
-from executor_client._core import convert, endpoint, missing_modules, requests
+from executor_client._aio import AsyncTransport, off_loop, run_blocking, shielded, wait_for
+from executor_client._core import approvals, convert, endpoint, missing_modules, requests
+from executor_client._core.approvals import WaitingApprovals
 from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.limits import (
+    APPROVALS_STREAM_S,
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
     CLOSE_TIMEOUT_S,
@@ -30,6 +34,7 @@ from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
 from executor_client._sync import ClientLease
 from executor_client.aio_session import AsyncSession
+from executor_client.approvals import Approval, ApprovalDecision, OnApproval
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
 from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
 from executor_client.waits import OnWait, WaitKind
@@ -43,6 +48,10 @@ class AsyncExecutorClient(ShortRepr):
     `address` is a gRPC target ("host:port", "unix:PATH"). It defaults to $EXECUTOR_ADDRESS, then to this user's local
     daemon. `token` defaults to $EXECUTOR_TOKEN, then to the local daemon's token file. No token is needed if the daemon
     identifies the caller by the certificate of a TlsConfig or by the user of a Unix socket.
+
+    `on_approval` decides requests of this client's sessions that the policy leaves to a person (docs/approvals.md): it
+    gets an `Approval` and returns "once", "session" or "deny". It runs in a thread of its own, one call at a time; a
+    coroutine function runs on the client's event loop. If it fails, the request is denied and the error logged.
 
     Timeouts, in seconds:
 
@@ -81,6 +90,7 @@ class AsyncExecutorClient(ShortRepr):
         image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
         on_wait: OnWait | None = None,
+        on_approval: OnApproval | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
@@ -91,6 +101,7 @@ class AsyncExecutorClient(ShortRepr):
         )
         self._transport = AsyncTransport(endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
+        self._on_approval = on_approval
         self._daemon: LocalDaemon | None = None
         self._lease = self._new_lease()
 
@@ -156,7 +167,7 @@ class AsyncExecutorClient(ShortRepr):
         InvalidRequest for variables that Python refuses. A `detached` session outlives this client. Any other
         session ends with the client, or when its `AsyncSession` is collected.
         """
-        lease = self._own_lease()
+        lease = await self._answering_lease()
         request = requests.create_session(
             image=image,
             authorized_imports=list(authorized_imports),
@@ -188,7 +199,8 @@ class AsyncExecutorClient(ShortRepr):
         is_made = False
         try:
             awaited = requests.sandbox(request)
-            response = await self._leased(lease, request, awaited)
+            with lease.creating(request.request_id):
+                response = await self._leased(lease, request, awaited)
             is_made = True
             session = self._session(lease, convert.session_from_wire(response.session), made=True)
             session._prelude = request.prelude
@@ -238,7 +250,7 @@ class AsyncExecutorClient(ShortRepr):
 
         Unless the session is detached, this client now holds it too, so it outlives the client that created it.
         """
-        lease = self._own_lease()
+        lease = await self._answering_lease()
         request = requests.get_session(session_id, name, lease.lease_id)
         response = await self._leased(lease, request)
         return self._session(lease, convert.session_from_wire(response.session), made=False)
@@ -253,6 +265,24 @@ class AsyncExecutorClient(ShortRepr):
         response = await self._transport.call(pb.GetPolicyRequest())
         return convert.from_wire(Policy, response.policy)
 
+    async def watch_approvals(self) -> AsyncGenerator[tuple[Approval, ...]]:
+        """Yields the waiting requests that this client may decide, the oldest first: now, and again after changes.
+
+        While it is read, requests wait for this client. An admin may decide for every tenant, an approver for its own.
+        Raises AuthorizationError without these rights, and UnavailableError if the stream breaks off: watch again.
+        """
+        waiting = WaitingApprovals()
+        async with aclosing(self._transport.read(admin_pb.WatchApprovalsRequest(), APPROVALS_STREAM_S)) as lists:
+            async for listed in lists:
+                yield waiting.update(listed)
+
+    async def decide_approval(self, approval_id: str, decision: ApprovalDecision) -> None:
+        """Decides a waiting request: "once", "session" (equal requests of the session too) or "deny".
+
+        Raises NotFoundError if it was decided or withdrawn, has timed out, or is not this client's to decide.
+        """
+        await self._transport.call(approvals.decision(approval_id, decision))
+
     async def close(self) -> None:
         """Ends the sessions that only this client holds, and closes the connection. Idempotent.
 
@@ -264,18 +294,28 @@ class AsyncExecutorClient(ShortRepr):
     async def _close(self) -> None:
         with contextlib.suppress(TimeoutError):
             await wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
+        if self._lease.approvals is not None:
+            await run_blocking(self._lease.approvals.close)
         await self._transport.close()
         if self._daemon is not None:
             await run_blocking(self._daemon.close)
 
     def _new_lease(self) -> ClientLease:
-        return ClientLease(self._transport.endpoint, self._transport.timeouts)
+        answers = self._on_approval is not None
+        return ClientLease(self._transport.endpoint, self._transport.timeouts, answers=answers)
 
     def _own_lease(self) -> ClientLease:
         """Returns the lease of this process. A forked child gets its own, so it never ends a session of its parent."""
         if self._lease.is_foreign:
             self._lease = self._new_lease()
         return self._lease
+
+    async def _answering_lease(self) -> ClientLease:
+        """Returns the lease of this process, connected as an approver if the client has an `on_approval`."""
+        lease = self._own_lease()
+        if self._on_approval is not None and lease.approvals is not None:
+            await run_blocking(lease.approvals.begin, off_loop(self._on_approval))
+        return lease
 
     async def _leased(self, lease: ClientLease, request: Any, awaited: Awaited | None = None) -> Any:
         """Makes a call that names the lease, or without it if the daemon is too old to know leases."""

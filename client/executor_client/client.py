@@ -4,15 +4,19 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
+from contextlib import closing
 from types import TracebackType
 from typing import Any, Self
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._core import convert, endpoint, missing_modules, requests
+from executor_client._core import approvals, convert, endpoint, missing_modules, requests
+from executor_client._core.approvals import WaitingApprovals
 from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.limits import (
+    APPROVALS_STREAM_S,
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
     CLOSE_TIMEOUT_S,
@@ -28,7 +32,8 @@ from executor_client._core.requests import LimitsLike
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
-from executor_client._sync import ClientLease, Transport, run_blocking, shielded, wait_for
+from executor_client._sync import ClientLease, Transport, off_loop, run_blocking, shielded, wait_for
+from executor_client.approvals import Approval, ApprovalDecision, OnApproval
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
 from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
 from executor_client.session import Session
@@ -42,6 +47,10 @@ class ExecutorClient(ShortRepr):
     `address` is a gRPC target ("host:port", "unix:PATH"). It defaults to $EXECUTOR_ADDRESS, then to this user's local
     daemon. `token` defaults to $EXECUTOR_TOKEN, then to the local daemon's token file. No token is needed if the daemon
     identifies the caller by the certificate of a TlsConfig or by the user of a Unix socket.
+
+    `on_approval` decides requests of this client's sessions that the policy leaves to a person (docs/approvals.md): it
+    gets an `Approval` and returns "once", "session" or "deny". It runs in a thread of its own, one call at a time; a
+    coroutine function runs on the client's event loop. If it fails, the request is denied and the error logged.
 
     Timeouts, in seconds:
 
@@ -80,6 +89,7 @@ class ExecutorClient(ShortRepr):
         image_timeout_s: float = IMAGE_TIMEOUT_S,
         max_concurrent_tools: int = MAX_CONCURRENT_TOOLS,
         on_wait: OnWait | None = None,
+        on_approval: OnApproval | None = None,
     ) -> None:
         timeouts = Timeouts(
             connect_s=connect_timeout_s,
@@ -90,6 +100,7 @@ class ExecutorClient(ShortRepr):
         )
         self._transport = Transport(endpoint.resolve(address, token, tls), timeouts, on_wait)
         self._max_concurrent_tools = max_concurrent_tools
+        self._on_approval = on_approval
         self._daemon: LocalDaemon | None = None
         self._lease = self._new_lease()
 
@@ -155,7 +166,7 @@ class ExecutorClient(ShortRepr):
         InvalidRequest for variables that Python refuses. A `detached` session outlives this client. Any other
         session ends with the client, or when its `Session` is collected.
         """
-        lease = self._own_lease()
+        lease = self._answering_lease()
         request = requests.create_session(
             image=image,
             authorized_imports=list(authorized_imports),
@@ -187,7 +198,8 @@ class ExecutorClient(ShortRepr):
         is_made = False
         try:
             awaited = requests.sandbox(request)
-            response = self._leased(lease, request, awaited)
+            with lease.creating(request.request_id):
+                response = self._leased(lease, request, awaited)
             is_made = True
             session = self._session(lease, convert.session_from_wire(response.session), made=True)
             session._prelude = request.prelude
@@ -237,7 +249,7 @@ class ExecutorClient(ShortRepr):
 
         Unless the session is detached, this client now holds it too, so it outlives the client that created it.
         """
-        lease = self._own_lease()
+        lease = self._answering_lease()
         request = requests.get_session(session_id, name, lease.lease_id)
         response = self._leased(lease, request)
         return self._session(lease, convert.session_from_wire(response.session), made=False)
@@ -252,6 +264,24 @@ class ExecutorClient(ShortRepr):
         response = self._transport.call(pb.GetPolicyRequest())
         return convert.from_wire(Policy, response.policy)
 
+    def watch_approvals(self) -> Generator[tuple[Approval, ...]]:
+        """Yields the waiting requests that this client may decide, the oldest first: now, and again after changes.
+
+        While it is read, requests wait for this client. An admin may decide for every tenant, an approver for its own.
+        Raises AuthorizationError without these rights, and UnavailableError if the stream breaks off: watch again.
+        """
+        waiting = WaitingApprovals()
+        with closing(self._transport.read(admin_pb.WatchApprovalsRequest(), APPROVALS_STREAM_S)) as lists:
+            for listed in lists:
+                yield waiting.update(listed)
+
+    def decide_approval(self, approval_id: str, decision: ApprovalDecision) -> None:
+        """Decides a waiting request: "once", "session" (equal requests of the session too) or "deny".
+
+        Raises NotFoundError if it was decided or withdrawn, has timed out, or is not this client's to decide.
+        """
+        self._transport.call(approvals.decision(approval_id, decision))
+
     def close(self) -> None:
         """Ends the sessions that only this client holds, and closes the connection. Idempotent.
 
@@ -263,18 +293,28 @@ class ExecutorClient(ShortRepr):
     def _close(self) -> None:
         with contextlib.suppress(TimeoutError):
             wait_for(self._lease.end(), CLOSE_TIMEOUT_S)
+        if self._lease.approvals is not None:
+            run_blocking(self._lease.approvals.close)
         self._transport.close()
         if self._daemon is not None:
             run_blocking(self._daemon.close)
 
     def _new_lease(self) -> ClientLease:
-        return ClientLease(self._transport.endpoint, self._transport.timeouts)
+        answers = self._on_approval is not None
+        return ClientLease(self._transport.endpoint, self._transport.timeouts, answers=answers)
 
     def _own_lease(self) -> ClientLease:
         """Returns the lease of this process. A forked child gets its own, so it never ends a session of its parent."""
         if self._lease.is_foreign:
             self._lease = self._new_lease()
         return self._lease
+
+    def _answering_lease(self) -> ClientLease:
+        """Returns the lease of this process, connected as an approver if the client has an `on_approval`."""
+        lease = self._own_lease()
+        if self._on_approval is not None and lease.approvals is not None:
+            run_blocking(lease.approvals.begin, off_loop(self._on_approval))
+        return lease
 
     def _leased(self, lease: ClientLease, request: Any, awaited: Awaited | None = None) -> Any:
         """Makes a call that names the lease, or without it if the daemon is too old to know leases."""

@@ -18,6 +18,8 @@ class WaitKind(enum.Enum):
     """The daemon is busy or a quota is used up, and the daemon named a time to retry."""
     IMAGE = "image"
     """The daemon is fetching the image or building the package environment."""
+    APPROVAL = "approval"
+    """A person decides whether the session may have a package or an import (docs/approvals.md)."""
     SANDBOX = "sandbox"
     """The daemon is creating the session."""
     SESSION = "session"

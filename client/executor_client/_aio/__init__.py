@@ -16,6 +16,7 @@ from executor_client._aio.runtime import (
     OnOutput,
     blocking_items,
     notify,
+    off_loop,
     on_disk,
     run_blocking,
     shielded,

@@ -13,7 +13,7 @@ from typing import Any, Self
 from executor_client._aio.runtime import is_cancelling
 from executor_client._core.channel import ChannelBase, EventsRequest, closed
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.quiet_grpc import executor_service_pb2_grpc, grpc
+from executor_client._core.quiet_grpc import admin_service_pb2_grpc, executor_service_pb2_grpc, grpc
 from executor_client._core.tracing import Metadata
 from executor_client.errors import ConfigurationError, DaemonError, UnavailableError
 
@@ -27,12 +27,21 @@ class AsyncChannel(ChannelBase):
         self._loop: asyncio.AbstractEventLoop | None = None
         self._channel: grpc.aio.Channel | None = None
         self._stub: Any = None
+        self._admin_stub: Any = None
 
     @property
     def stub(self) -> Any:
         if self._stub is None:
             self._open()
         return self._stub
+
+    @property
+    def admin_stub(self) -> Any:
+        if self._admin_stub is None:
+            if self._channel is None:
+                self._open()
+            self._admin_stub = admin_service_pb2_grpc.AdminServiceStub(self._channel)
+        return self._admin_stub
 
     def _open(self) -> None:
         if self.is_closed():

@@ -44,6 +44,21 @@ async def notify(hook: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -
         await returned
 
 
+def off_loop(hook: Callable[[T], object]) -> Callable[[T], object]:
+    """Returns the hook for use in another thread; a coroutine function runs on this loop, and gives a future there."""
+    loop = asyncio.get_running_loop()
+
+    def call(argument: T) -> object:
+        returned = hook(argument)
+        return asyncio.run_coroutine_threadsafe(_result(returned), loop) if inspect.isawaitable(returned) else returned
+
+    return call
+
+
+async def _result(awaitable: Awaitable[T]) -> T:
+    return await awaitable
+
+
 def is_cancelling() -> bool:
     """True while this task is being cancelled."""
     task = asyncio.current_task()

@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
+from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import status
 from executor_client._core.endpoint import Endpoint
@@ -26,6 +27,9 @@ EventsRequest = (
 """A request that a stream of numbered events answers."""
 
 
+_ADMIN_FILE = admin_pb.DESCRIPTOR
+
+
 class ChannelBase(ABC):
     """The derived class opens the gRPC channel and closes it."""
 
@@ -37,6 +41,11 @@ class ChannelBase(ABC):
     @abstractmethod
     def stub(self) -> Any:
         """gRPC's stub of the service."""
+
+    @property
+    @abstractmethod
+    def admin_stub(self) -> Any:
+        """gRPC's stub of the AdminService, made on first use."""
 
     def is_closed(self) -> bool:
         return self._is_closed
@@ -56,7 +65,8 @@ class ChannelBase(ABC):
 
     def method(self, request: Message) -> Any:
         """Returns the stub's method for a request: an RPC and its request have the same name."""
-        return getattr(self.stub, type(request).__name__.removesuffix("Request"))
+        stub = self.admin_stub if request.DESCRIPTOR.file is _ADMIN_FILE else self.stub
+        return getattr(stub, type(request).__name__.removesuffix("Request"))
 
     def start_events(self, request: EventsRequest, trace: Metadata, timeout_s: float | None) -> Any:
         """Starts a gRPC stream of the events of an execution or a process, as a part of `trace`."""

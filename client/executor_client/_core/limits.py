@@ -73,6 +73,19 @@ BUILD_RETRY_MIN_S = 0.2
 IMAGE_RETRY_MAX_S = 15.0
 """A daemon that names a longer time to retry is not fetching the image: its last attempt failed."""
 
+# Approvals.
+APPROVAL_WAIT_MAX_S = 3_700.0
+"""Seconds that a request is repeated while it waits for an approval; a policy denies it after an hour at most."""
+APPROVALS_MAX = 1_024
+"""Waiting requests of one list."""
+APPROVAL_TEXT_CHARS_MAX = 512
+APPROVALS_CONNECT_S = 5.0
+"""Seconds that the first session waits until the client is connected as an approver."""
+APPROVALS_STREAM_S = 86_400.0
+"""Seconds after which the stream of approvals is opened again."""
+APPROVAL_ENDED_CHECK_S = 0.2
+"""Seconds between two looks whether a request still waits, while its answer is awaited."""
+
 # The lease of a client.
 LEASE_RENEW_FIRST_S = 10.0
 """Seconds between renewals until the daemon has set the interval."""

@@ -24,4 +24,5 @@ else:
 # Both import gRPC themselves, so they must follow.
 from grpc.experimental import ChannelOptions as ChannelOptions  # noqa: E402
 
+from executor_api.v1 import admin_service_pb2_grpc as admin_service_pb2_grpc  # noqa: E402
 from executor_api.v1 import executor_service_pb2_grpc as executor_service_pb2_grpc  # noqa: E402

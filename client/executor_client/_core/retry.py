@@ -5,7 +5,13 @@ from __future__ import annotations
 import random
 
 from executor_client._core import status
-from executor_client._core.limits import BACKOFF_FIRST_S, BACKOFF_MAX_S, BUILD_RETRY_MIN_S, BUSY_SPREAD
+from executor_client._core.limits import (
+    APPROVAL_WAIT_MAX_S,
+    BACKOFF_FIRST_S,
+    BACKOFF_MAX_S,
+    BUILD_RETRY_MIN_S,
+    BUSY_SPREAD,
+)
 from executor_client._core.waiting import Awaited
 from executor_client.errors import ExecutorClientError
 from executor_client.waits import WaitKind
@@ -39,7 +45,7 @@ class Backoff:
 class Retries:
     """The retries of one call: while no daemon answers, and while the daemon names a time to retry.
 
-    Absence, lack of capacity and the fetching of an image have a timeout each; 0 means no retry.
+    Absence, lack of capacity, the fetching of an image and an approval have a timeout each; 0 means no retry.
     """
 
     def __init__(self, *, away_timeout_s: float, busy_timeout_s: float, image_timeout_s: float = 0.0) -> None:
@@ -47,6 +53,7 @@ class Retries:
             WaitKind.DAEMON: away_timeout_s,
             WaitKind.ROOM: busy_timeout_s,
             WaitKind.IMAGE: image_timeout_s,
+            WaitKind.APPROVAL: APPROVAL_WAIT_MAX_S,
         }
         self._backoffs: dict[WaitKind, Backoff] = {}  # one for each trouble since the daemon last answered
 
@@ -68,10 +75,11 @@ class Retries:
         for kind, retry_after_s in (
             (WaitKind.ROOM, status.retry_after_s(error)),
             (WaitKind.IMAGE, status.image_retry_after_s(error)),
+            (WaitKind.APPROVAL, status.approval_retry_after_s(error)),
         ):
             if retry_after_s is not None:
-                # A daemon that reports progress chooses the interval: a person watches, and steps are short.
-                is_growing = status.progress(error) is None
+                # The daemon chooses the interval where a person watches, and steps are short.
+                is_growing = kind is not WaitKind.APPROVAL and status.progress(error) is None
                 return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s, is_growing=is_growing)
         return None
 
@@ -98,4 +106,6 @@ def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:
         if progress is not None:
             return Awaited(WaitKind.IMAGE, "the environment", progress), str(progress)
         return Awaited(WaitKind.IMAGE, "the image"), error.message
+    if status.approval_retry_after_s(error) is not None:
+        return Awaited(WaitKind.APPROVAL, "an approval"), error.message
     return Awaited(WaitKind.ROOM, f"capacity of the daemon at {address}"), error.message

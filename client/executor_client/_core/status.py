@@ -107,6 +107,13 @@ def image_retry_after_s(error: ExecutorClientError) -> float | None:
     return error.retry_after_s if error.retry_after_s <= IMAGE_RETRY_MAX_S else None
 
 
+def approval_retry_after_s(error: ExecutorClientError) -> float | None:
+    """Returns the retry time of a request that waits for an approval; None if it does not."""
+    if not isinstance(error, UnavailableError) or error.reason != "APPROVAL_PENDING":
+        return None
+    return error.retry_after_s
+
+
 def progress(error: ExecutorClientError) -> Progress | None:
     """Returns the progress of what the daemon is making; None if it did not say, or is making nothing."""
     return error.progress if isinstance(error, UnavailableError) else None

@@ -1,7 +1,8 @@
 """The blocking side of the client's transport, on blocking gRPC: no event loop, and no thread for a plain call.
 
 Owns what needs threads: the channel and its streams, host tools on a bounded pool, the thread that reports waits, the
-primitives of `runtime`, and the thread that renews a client's lease, which serves the asyncio client too.
+primitives of `runtime`, and the threads that renew a client's lease and answer its
+approvals, which serve the asyncio client too.
 `transport` is generated from the one in `_aio`.
 
 Must not know `_aio`, nor the clients and sessions above it.
@@ -16,6 +17,7 @@ from executor_client._sync.runtime import (
     OnOutput,
     blocking_items,
     notify,
+    off_loop,
     on_disk,
     run_blocking,
     shielded,

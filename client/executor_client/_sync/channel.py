@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 from executor_client._core.channel import ChannelBase, EventsRequest
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.quiet_grpc import ChannelOptions, executor_service_pb2_grpc, grpc
+from executor_client._core.quiet_grpc import ChannelOptions, admin_service_pb2_grpc, executor_service_pb2_grpc, grpc
 from executor_client._core.tracing import Metadata
 
 
@@ -30,6 +31,10 @@ class Channel(ChannelBase):
     @property
     def stub(self) -> Any:
         return self._stub
+
+    @functools.cached_property
+    def admin_stub(self) -> Any:
+        return admin_service_pb2_grpc.AdminServiceStub(self._channel)
 
     calling = ChannelBase.translating
 

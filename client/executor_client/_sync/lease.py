@@ -14,10 +14,12 @@ import os
 import secrets
 import weakref
 from concurrent.futures import Future
+from contextlib import AbstractContextManager, nullcontext
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.transport_base import Timeouts
+from executor_client._sync.approvals import ApprovalWatch, HasSessionId
 from executor_client._sync.renewer import Closed, Collected, End, Hold, Renewer, TakeBack, new_future
 from executor_client.errors import InvalidRequest
 from executor_client.results import SessionInfo
@@ -26,14 +28,18 @@ from executor_client.results import SessionInfo
 class ClientLease:
     """The lease of one client. Its sessions also refer to it, so it is collected with the last of them."""
 
-    def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
+    def __init__(self, endpoint: Endpoint, timeouts: Timeouts, *, answers: bool = False) -> None:
+        """`answers`: whether the client answers the approvals of its sessions."""
         self._lease_id = secrets.token_hex(16)
         self._pid = os.getpid()
         self._renewer = Renewer(self._lease_id, endpoint, timeouts)
+        self.approvals = ApprovalWatch(endpoint, timeouts) if answers else None
         self._confirmed = False  # the daemon has leased a session of ours
         self._unknown = False  # the daemon is too old to know leases
         finalizer = weakref.finalize(self, self._renewer.post, End())
         finalizer.atexit = False  # see _end_all
+        if self.approvals is not None:
+            weakref.finalize(self, self.approvals.end).atexit = False
 
     @property
     def is_foreign(self) -> bool:
@@ -59,17 +65,23 @@ class ClientLease:
         """Records that a request only succeeded without the lease: this daemon does not know leases."""
         self._unknown = True
 
-    def hold(self, session: object, info: SessionInfo, *, made: bool) -> None:
-        """Records a session, unless it is detached.
+    def hold(self, session: HasSessionId, info: SessionInfo, *, made: bool) -> None:
+        """Records a session; its lease only if it is not detached.
 
         A session that the client created ends when its object `session` is collected; one that it found does not.
         """
+        if self.approvals is not None:
+            self.approvals.hold(session)
         if info.detached:
             return
         self._confirmed = True
         self._renewer.post(Hold(info.session_id, made, info.limits.owner_grace_s or 0.0))
         finalizer = weakref.finalize(session, self._renewer.post, Collected(info.session_id))
         finalizer.atexit = False
+
+    def creating(self, request_id: str) -> AbstractContextManager[None]:
+        """Answers approvals about a session while it is being created."""
+        return nullcontext() if self.approvals is None else self.approvals.creating(request_id)
 
     def closed(self, session_id: str) -> None:
         """Records that a session was deleted."""

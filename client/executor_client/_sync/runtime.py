@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import ParamSpec, TypeVar
 
+from executor_client.errors import InvalidRequest
 from executor_client.events import ExecutionEvent
 
 P = ParamSpec("P")
@@ -46,6 +48,13 @@ def blocking_items(items: Iterator[T]) -> Iterator[T]:
 def notify(hook: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
     """Calls the caller's hook."""
     hook(*args, **kwargs)
+
+
+def off_loop(hook: Callable[[T], object]) -> Callable[[T], object]:
+    """Returns the hook. Raises InvalidRequest for a coroutine function, which needs an event loop."""
+    if inspect.iscoroutinefunction(hook):
+        raise InvalidRequest("a coroutine function needs an AsyncExecutorClient; pass a plain function")
+    return hook
 
 
 class Background:

@@ -71,6 +71,14 @@ examples:
 Later sessions with the same packages and image start at once.
 """
 
+_APPROVALS_EXAMPLES = """\
+examples:
+  executor approvals                        wait for requests, and decide each in the terminal
+  executor approvals --json                 one line of JSON for each request
+  executor approvals approve 9f3c --session
+It needs a token of an admin, or one made by `executor-server token new --role approver`.
+"""
+
 _LS_EXAMPLES = """\
 examples:
   executor ls 3f2a          all files of the workspace
@@ -122,6 +130,7 @@ def make_parser() -> argparse.ArgumentParser:
     completion = make_command(commands, "completion", "print the completion script of a shell")
     completion.add_argument("shell", nargs="?", choices=SHELLS, default="bash", help="default: bash, and zsh as well")
     completion.epilog = 'bash, zsh:  eval "$(executor completion)"\nfish:       executor completion fish | source'
+    _add_approvals(commands)
     _add_env(commands)
     _add_replay(commands)
     _add_record(commands)
@@ -184,6 +193,26 @@ def _add_rename(commands: Any) -> None:
     rename = make_command(commands, "rename", "name or rename a session")
     rename.add_argument("session", metavar="SESSION", help=SESSION_HELP)
     rename.add_argument("name", metavar="NAME", help="unique among your sessions; '' removes the name")
+
+
+def _add_approvals(commands: Any) -> None:
+    approvals = make_command(
+        commands, "approvals", "decide requests that the policy leaves to a person", _APPROVALS_EXAMPLES
+    )
+    approvals.add_argument("--json", action="store_true", help="print each request as a line of JSON; do not ask")
+    actions = approvals.add_subparsers(metavar="ACTION", parser_class=Parser)
+    for name, decision, summary in (("approve", "once", "approve a request"), ("deny", "deny", "deny a request")):
+        action = make_command(actions, name, summary)
+        action.set_defaults(command="approvals decide", decision=decision)
+        action.add_argument("approval_id", metavar="ID", help="as `executor approvals --json` prints it")
+        if name == "approve":
+            action.add_argument(
+                "--session",
+                dest="decision",
+                action="store_const",
+                const="session",
+                help="approve equal requests of the same session, too",
+            )
 
 
 def _add_env(commands: Any) -> None:
@@ -280,6 +309,9 @@ def _add_jupyter(commands: Any) -> None:
 
 
 def _add_session_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--ask", action="store_true", help="decide here, in the terminal, what the policy leaves to a person"
+    )
     add_imports(parser, default=None)
     add_packages(parser)
     add_network(parser)

@@ -17,7 +17,16 @@ from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
 from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
-from executor_client.cli import EXIT_FAILED, EXIT_REFUSED, EXIT_SUCCEEDED, environments, listing, recordings, repl
+from executor_client.cli import (
+    EXIT_FAILED,
+    EXIT_REFUSED,
+    EXIT_SUCCEEDED,
+    approving,
+    environments,
+    listing,
+    recordings,
+    repl,
+)
 from executor_client.cli.completion import completion
 from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
@@ -52,7 +61,11 @@ def run(options: argparse.Namespace, console: Console) -> int:
         from executor_client.cli import processes
 
         return processes.run(options, tls, console)
-    with ExecutorClient(options.address, token=options.token, tls=tls, on_wait=console.show_wait) as client:
+    on_approval = approving.on_approval(options, console)
+    console.asks = on_approval is not None
+    with ExecutorClient(
+        options.address, token=options.token, tls=tls, on_wait=console.show_wait, on_approval=on_approval
+    ) as client:
         return _COMMANDS[options.command](client, options, console)
 
 
@@ -370,5 +383,7 @@ _COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int
     "rename": _rename_session,
     "policy": _show_policy,
     "replay": recordings.execute_recording,
+    "approvals": approving.watch,
+    "approvals decide": approving.decide,
     "env build": environments.build,
 }

@@ -30,7 +30,7 @@ from executor_client.events import (
     QueuedEvent,
 )
 from executor_client.results import ExecutionResult, Image, Outcome, VariablesState
-from executor_client.waits import Wait
+from executor_client.waits import Wait, WaitKind
 
 if TYPE_CHECKING:
     from rich.console import Console as RichConsole
@@ -56,6 +56,8 @@ class Console:
         self._raw = raw
         self._images = 0
         self._progress = ProgressReport(self.remark)
+        self.asks = False
+        """True if a person is asked for approvals here, so that these waits need no remark."""
 
     def keep_images(self, directory: Path) -> None:
         """Saves images there from now on."""
@@ -83,7 +85,7 @@ class Console:
         """The client's `on_wait`. Shows waits on a terminal only, the progress of an environment everywhere."""
         if wait.progress is not None:
             self._progress.show(wait.what, wait.progress)
-        elif sys.stderr.isatty():
+        elif sys.stderr.isatty() and not (self.asks and wait.kind is WaitKind.APPROVAL):
             self.remark(str(wait))
 
     def end_wait(self) -> None:

@@ -16,6 +16,7 @@ from typing import Protocol
 
 from executor_client._core.terminal import aligned
 from executor_client._core.undo_history import UndoHistory
+from executor_client.cli.approving import typing
 from executor_client.cli.console import Console
 from executor_client.cli.import_hints import show_end
 from executor_client.errors import ExecutorClientError, InvalidRequest, PolicyViolationError
@@ -66,12 +67,15 @@ def run(session: Session, console: Console, reader: Reader | None = None) -> int
         reader = _reader(session, console)
     console.remark(f"Python {session.info.python_version} in session {session.session_id}; type `help` for help")
     repl = _Repl(session, console)
-    while (source := _read_statement(console, reader)) is not None:
+    while True:
+        with typing:
+            source = _read_statement(console, reader)
+        if source is None:
+            return 0
         if source.strip() in _LEAVE:
             return 0
         if source.strip() and not repl.take(source):
             return 1
-    return 0
 
 
 def _reader(session: Session, console: Console) -> Reader:

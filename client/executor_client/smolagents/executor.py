@@ -27,6 +27,7 @@ from executor_client import (
     Limits,
     LimitWarningEvent,
     LogEvent,
+    OnApproval,
     Outcome,
     PolicyViolationError,
     Recorder,
@@ -111,6 +112,9 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
     `record` is a path, such as "run.rxr": `cleanup` writes a recording of all sessions there, with the calls of the
     model if the agent is our `CodeAgent` (see `Session.record`). A `Recorder` can be given instead, and is not closed.
 
+    `on_approval` decides requests that the policy leaves to a person, as that of `ExecutorClient`; `ask_in_terminal`
+    asks in the terminal.
+
     Raises `InvalidRequest` for unknown limits. A request beyond the policy is refused on first use, before the first
     call of the model; `PolicyViolationError` then lists every violation.
 
@@ -146,8 +150,9 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         max_print_outputs_length: int | None = None,
         client: ExecutorClient | None = None,
         record: LocalPath | Recorder | None = None,
+        on_approval: OnApproval | None = None,
     ) -> None:
-        check_access(client, session, (address, token, tls))
+        check_access(client, session, (address, token, tls, on_approval))
         limits_to_wire(limits)  # raises here, not at first use: the traceback then shows the caller's line
         request = SessionRequest(
             image=image,
@@ -177,7 +182,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         self._interrupted = False  # the next step is refused
         self.record = record
         self._lease = SessionLease(
-            (lambda: client) if client is not None else self._connector(address, token, tls),
+            (lambda: client) if client is not None else self._connector(address, token, tls, on_approval),
             owns_client=client is None,
             request=request,
             existing=session,
@@ -353,10 +358,10 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
     # Helpers, in order of use
 
     def _connector(
-        self, address: str | None, token: str | None, tls: TlsConfig | bool | None
+        self, address: str | None, token: str | None, tls: TlsConfig | bool | None, on_approval: OnApproval | None
     ) -> Callable[[], ExecutorClient]:
         on_wait = weakly(self._show_wait)
-        return lambda: ExecutorClient(address, token=token, tls=tls, on_wait=on_wait)
+        return lambda: ExecutorClient(address, token=token, tls=tls, on_wait=on_wait, on_approval=on_approval)
 
     def _show_wait(self, wait: Wait) -> None:
         self._wait_log.show(self.logger, wait)

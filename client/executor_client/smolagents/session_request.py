@@ -104,6 +104,6 @@ def refuse_beginnings(request: SessionRequest) -> None:
 def check_access(client: ExecutorClient | None, session: Session | str | None, access: tuple[Any, ...]) -> None:
     """Raises ValueError if the daemon is specified twice."""
     if client is not None and any(each is not None for each in access):
-        raise ValueError("client already has address, token and tls: pass either them or client")
+        raise ValueError("client already has address, token, tls and on_approval: pass either them or client")
     if isinstance(session, Session) and any(each is not None for each in (client, *access)):
-        raise ValueError("session already has a client: do not pass client, address, token or tls with it")
+        raise ValueError("session already has a client: do not pass client, address, token, tls or on_approval with it")

@@ -199,8 +199,8 @@ def _answered(answer: Answer, approval: Approval) -> object:
 def _warn(refusal: ExecutorClientError) -> None:
     """Says once that this client can't decide, and how it could."""
     _log.warning(
-        "on_approval is not used, because this client may not decide about approvals: %s. What the policy says to ask "
-        "for is refused unless somebody else decides it; docs/approvals.md",
+        "on_approval is never called, because this client may not decide about approvals: %s. Others may still decide; "
+        "else such requests are refused (docs/approvals.md)",
         refusal.message,
     )
 

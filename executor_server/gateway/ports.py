@@ -1,8 +1,8 @@
-"""HTTP and WebSockets of any port of a sandbox: what `get_host(port)` leads to.
+"""Passes HTTP and WebSockets to the ports of a sandbox (`get_host(port)`).
 
-Who knows the address may use it, unless the sandbox was created with `allowPublicTraffic: false`; then a request needs
-the sandbox's traffic token. The program at the port is hostile: libraries parse what it sends, within limits, and a
-redirect is for the caller, never followed here.
+Anyone who knows the address may use it, unless the sandbox was created with `allowPublicTraffic: false`; then a request
+needs the sandbox's traffic token. The program at the port is hostile: libraries parse its answers, within limits, and
+the gateway passes redirects to the caller and never follows them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ MESSAGES_MAX = 4
 """Messages of a WebSocket that wait for a slow client."""
 OPEN_TIME_S = 30.0
 
-# RFC 9110, 7.6.1: about one connection. And the gateway's own.
+# Headers about one connection (RFC 9110, 7.6.1), and the gateway's own.
 _NOT_PASSED_ON = frozenset({
     b"connection", b"keep-alive", b"proxy-authenticate", b"proxy-authorization", b"proxy-connection", b"te", b"trailer",
     b"transfer-encoding", b"upgrade", b"e2b-sandbox-id", b"e2b-sandbox-port", b"e2b-traffic-access-token",
@@ -116,7 +116,7 @@ def _passed_on(headers: list[tuple[bytes, bytes]], but: frozenset[bytes] = froze
 
 
 class _Stream(httpcore.AsyncNetworkStream):
-    """A connection to a port, as httpcore takes it. The caller's patience is the time limit."""
+    """A connection to a port in httpcore's form. It has no time limit: a caller that leaves ends it."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._reader = reader
@@ -144,7 +144,7 @@ class _Stream(httpcore.AsyncNetworkStream):
 
 
 class _Connect(connect):
-    """Follows no redirect: it would lead from the sandbox to whatever the gateway can reach."""
+    """Follows no redirect: a sandbox could send the gateway to any address that the gateway reaches."""
 
     def process_redirect(self, exc: Exception) -> Exception | str:
         return exc
@@ -202,7 +202,7 @@ async def _relay(inner: ClientConnection, receive: Receive, send: Send) -> None:
                 await send({"type": "websocket.send", kind: message})
         except ConnectionClosed:
             pass
-        # What RFC 6455, 7.4.1, keeps for the end without a code and the end without a closing is never sent.
+        # Nobody sends 1005 (no code) and 1006 (no closing): RFC 6455, 7.4.1, reserves them.
         code = {None: 1011, 1005: 1000, 1006: 1011}.get(inner.close_code, inner.close_code)
         await send({"type": "websocket.close", "code": code, "reason": inner.close_reason or ""})
 

@@ -1,8 +1,8 @@
-"""Which application answers a request: one for a port of a sandbox, or one for a path.
+"""Chooses the application for a request, by the port of a sandbox or by the path.
 
-A sandbox and its port are named by the host `PORT-ID.DOMAIN` or by the headers `E2b-Sandbox-Id` and
-`E2b-Sandbox-Port`. The headers count first: clients that send them use one address for all sandboxes. Ports of E2B's
-own services have applications here; any other port leads into the sandbox.
+The host `PORT-ID.DOMAIN`, or the headers `E2b-Sandbox-Id` and `E2b-Sandbox-Port`, name a sandbox and its port. The
+headers take precedence: clients that send them use one address for all sandboxes. Ports of E2B's own services have
+applications here; any other port leads into the sandbox.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ REQUESTS_MAX = 1024
 """Requests at a time."""
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_TIME_S = 10.0
+"""Limits on the rest of a refused request, which is read so that the client sees the refusal."""
 ENVD_PORT = 49983
 INTERPRETER_PORT = 49999
 
@@ -42,7 +43,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Target:
-    """A port of a sandbox. Nothing is known yet about whether there is one, or whether the caller may reach it."""
+    """A port of a sandbox, as the request names it. The sandbox may not exist, and the caller may be a stranger."""
 
     sandbox_id: str
     port: int
@@ -52,16 +53,16 @@ _target: ContextVar[Target] = ContextVar("target")
 
 
 def current_target() -> Target:
-    """Returns the sandbox and the port of the running request, in an application for a port."""
+    """Returns the sandbox and the port of the running request. Only applications for a port may call it."""
     return _target.get()
 
 
 @dataclass(frozen=True)
 class Applications:
-    """What the gateway consists of."""
+    """The parts of the gateway."""
 
     connect: ASGIApp
-    """Every path that belongs to no other."""
+    """Serves every other path."""
     rest: ASGIApp
     """E2B's REST API."""
     ports: Mapping[int, ASGIApp]
@@ -70,7 +71,7 @@ class Applications:
 
 
 class StreamCut(Exception):
-    """Ends an answer that has begun: the client sees a broken stream. The cause lies outside, so it is not logged."""
+    """Ends an answer that has begun, so that the client sees a broken stream. Not logged: the cause lies outside."""
 
 
 class Router:
@@ -83,7 +84,7 @@ class Router:
         self._running: set[asyncio.Task[Any]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serves a request. What fails is logged and answered without its reason; a stream that has begun is cut."""
+        """Serves a request. Logs a failure and answers it without its reason; cuts a stream that has begun."""
         task = asyncio.current_task()
         assert task is not None
         application = self._application(scope) if len(self._running) < REQUESTS_MAX else _TOO_MANY
@@ -129,7 +130,7 @@ class Router:
         return self._applications.rest if first in _REST else self._applications.connect
 
     def _target_of(self, headers: Headers) -> Target | None:
-        """Raises E2BError (400) for a sandbox that can't be one."""
+        """Returns None if the request names no sandbox. Raises E2BError (400) for a malformed name."""
         sandbox_id, port = headers.get("e2b-sandbox-id"), headers.get("e2b-sandbox-port", str(ENVD_PORT))
         if sandbox_id is None:
             host = headers.get("host", "").lower().partition(":")[0]

@@ -1,7 +1,7 @@
 """The gateway as a process: from the configuration to an application that listens, until a signal stops it.
 
-granian serves it, because its HTTP/2 holds back a response whose reader is slow. uvicorn with zttp and hypercorn keep
-the whole response in memory. Its HTTP parsers are hyper's, and wait for the head of a request 30 seconds.
+It runs on granian, whose HTTP/2 holds back a response if its reader is slow; uvicorn with zttp and hypercorn keep the
+whole response in memory. granian parses HTTP with hyper, and waits 30 seconds for the head of a request.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ HEAD_BYTES_MAX = 64 * 1024
 PING_INTERVAL_MS = 30_000
 """Milliseconds between two pings on a connection of HTTP/2. A peer that does not answer is disconnected."""
 STOP_GRACE_S = 5.0
-"""Seconds that running requests have to end when the gateway stops. Then they are cut."""
+"""Seconds for running requests to end when the gateway stops. Then they are cut."""
 
 
 def serve(config: Config) -> None:
@@ -86,7 +86,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
 
 
 def _announce(url: str) -> None:
-    """Writes the URL for a person, or a program that waits: its socket accepts connections."""
+    """Tells people, and programs that wait, that the socket accepts connections."""
     sys.stdout.write(f"executor-server gateway listens on {url}\n")
     sys.stdout.flush()
 
@@ -104,7 +104,7 @@ def _applications(section: GatewaySection, clients: Clients, sandboxes: Sandboxe
 
 
 def _tls(daemon: str, section: GatewaySection) -> TlsConfig | None:
-    """Returns the TLS of connections to the daemon. None: a plain connection, on this machine."""
+    """Returns the TLS of connections to the daemon; None for plain ones, on this machine."""
     if section.daemon_tls_ca is not None:
         return TlsConfig(ca=section.daemon_tls_ca)
     try:
@@ -115,7 +115,7 @@ def _tls(daemon: str, section: GatewaySection) -> TlsConfig | None:
 
 
 def _connections() -> int:
-    """Lets the process open as many files as it may. Returns how many connections that is enough for."""
+    """Raises the process's limit of open files as far as allowed. Returns how many connections that allows."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     return CONNECTIONS_MAX if most == resource.RLIM_INFINITY else min(CONNECTIONS_MAX, most // 4)

@@ -23,10 +23,10 @@ export interface SessionOptions extends Omit<Request, "$typeName" | "requestId" 
  * A client of a gateway at `address`, such as "https://executor.example", with the daemon's token.
  *
  * Sessions that it makes belong to it unless they are detached: they end with `close`, and soon after this program or
- * page is gone. In place of the address, a Transport of @connectrpc/connect-node or -web can be given.
+ * page is gone. Instead of an address, it takes a Transport of @connectrpc/connect-node or -web.
  */
 export class Client {
-  /** Every call of the service, for what has no method here. They throw ConnectError; `translate` makes it ours. */
+  /** Every call of the service, also those without a method here. They throw ConnectError; see `translate`. */
   readonly rpc: ExecutorRpc;
   readonly #leaseId = randomId();
   #renewal: ReturnType<typeof setTimeout> | undefined;
@@ -52,7 +52,7 @@ export class Client {
     return (await repeated(() => this.rpc.listSessions({}))).sessions;
   }
 
-  /** What the caller may ask for. */
+  /** Returns what the caller may request. */
   async getPolicy(): Promise<Policy> {
     return (await repeated(() => this.rpc.getPolicy({}))).policy!;
   }
@@ -75,7 +75,7 @@ export class Client {
     return new Session(this.rpc, session!);
   }
 
-  /** Renews the lease, and then again when the daemon wants it. */
+  /** Renews the lease, again and again at the times that the daemon names. */
   #renewIn(seconds: number): void {
     if (this.#isClosed) return;
     clearTimeout(this.#renewal);

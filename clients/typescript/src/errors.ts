@@ -12,10 +12,10 @@ const DOMAIN = "remote-executor";
 
 /** The base of all errors, and the error for everything that has no class of its own. */
 export class ExecutorError extends Error {
-  /** Empty where the answer came from something other than the daemon, such as a proxy. */
+  /** Empty if the answer did not come from the daemon, but from a proxy, say. */
   reason = "";
   code: Code | undefined;
-  /** Seconds after which the daemon wants to be asked again. */
+  /** Seconds to wait before another attempt, if the daemon names a time. */
   retryAfterS: number | undefined;
 
   constructor(message: string, options?: ErrorOptions) {
@@ -75,7 +75,7 @@ export function translate(error: unknown): ExecutorError {
   if (reason === "SESSION_NOT_FOUND" || reason === "SESSION_LOST") kind = SessionGone;
   else if (reason.startsWith("FILE_") || reason === "PATH_REFUSED") kind = FileError;
   else if (violations) kind = PolicyViolationError;
-  // No answer at all, but what the network gave, or a stream that was cut off.
+  // Nothing answered, so this is the network's own error, or the stream was cut.
   else if (!reason && (from.cause instanceof Error || from.rawMessage.startsWith("protocol error"))) {
     kind = UnavailableError;
   }

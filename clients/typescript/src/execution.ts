@@ -2,7 +2,7 @@
  * One execution: its events, its tool calls and its result.
  *
  * Events are numbered without gaps, and a stream without a result is a broken connection: the client then attaches
- * again, after the last event that it has. The sandbox is untrusted; all that it sends is counted.
+ * again, after the last event that it has. The sandbox is untrusted: the client limits the bytes that it sends.
  */
 
 import type { MessageInitShape } from "@bufbuild/protobuf";
@@ -37,7 +37,7 @@ export type ExecutionEvent =
   | { kind: "log"; stream: "stdout" | "stderr"; text: string }
   | { kind: "outputCut"; omittedBytes: number }
   | ({ kind: "image" } & Image)
-  /** Texts by MIME type, by which an object shows itself. The program wrote them: HTML may have scripts. */
+  /** The texts of a displayed object by MIME type. The program wrote them: HTML may have scripts. */
   | { kind: "display"; data: Record<string, string> }
   | { kind: "toolCall"; callId: string; name: string }
   | { kind: "limitWarning"; warning: LimitWarningEvent }
@@ -119,7 +119,7 @@ export function joined(pieces: Uint8Array[]): Uint8Array<ArrayBuffer> {
   return whole;
 }
 
-/** Returns a value, or an opaque one with the reason where it can't be decoded. */
+/** Returns the value, or an opaque one with the reason if it can't be decoded. */
 export function decodeOrOpaque(packed: Uint8Array): unknown {
   try {
     return decode(packed);
@@ -129,8 +129,8 @@ export function decodeOrOpaque(packed: Uint8Array): unknown {
 }
 
 /**
- * An execution that has begun. Await it for its result; iterate over it for its events, from the first one, as often as
- * wanted. It goes on when nobody does: it belongs to the session.
+ * An execution that has begun. Await it for its result; iterate over it for its events, from the first one, any number
+ * of times. It runs on without both: it belongs to the session.
  */
 export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Result> {
   readonly id: string;
@@ -220,7 +220,7 @@ export class Execution implements AsyncIterable<ExecutionEvent>, PromiseLike<Res
 
   /** Takes the next event; returns the result if that is it. */
   #take({ number, kind }: Event): Result | undefined {
-    if (number <= this.#last && kind.case === "toolCall") return undefined; // repeated, as long as it has no answer
+    if (number <= this.#last && kind.case === "toolCall") return undefined; // repeated until it has an answer
     if (number !== this.#last + 1n) throw new UnavailableError(`event ${number} came after event ${this.#last}`);
     this.#blobs.count(EVENT_BYTES);
     let event: ExecutionEvent | undefined;

@@ -35,7 +35,7 @@ export function* pieces(data: Uint8Array): Generator<Uint8Array> {
   for (let at = 0; at < data.length; at += PIECE_BYTES) yield data.subarray(at, at + PIECE_BYTES);
 }
 
-/** Each call throws FileError for what the kernel refuses. */
+/** Each call throws FileError if the kernel refuses it. */
 export class Files {
   /** @internal */
   constructor(private readonly rpc: ExecutorRpc, private readonly sessionId: string) {}

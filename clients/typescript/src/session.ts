@@ -39,7 +39,7 @@ export class Session {
     return this.described.sessionId;
   }
 
-  /** The session as the daemon described it last; `refresh` asks again. */
+  /** The daemon's last description of the session; `refresh` gets a new one. */
   get info(): SessionInfo {
     return this.described;
   }
@@ -81,7 +81,7 @@ export class Session {
     });
   }
 
-  /** Returns variables by name, without those that are missing; without names, all data that is not private. */
+  /** Returns variables by name; missing ones are omitted. Without names, returns all data that is not private. */
   async getVariables(names: string[] = []): Promise<Map<string, unknown>> {
     return repeated(async () => {
       const blobs = new Blobs(VARIABLES_BYTES_MAX, VARIABLES_MAX);

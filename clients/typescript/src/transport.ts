@@ -1,5 +1,5 @@
 /**
- * The way to a gateway: the Connect protocol over `fetch`, the same in Node and in browsers.
+ * Calls to a gateway: the Connect protocol over `fetch`, the same in Node and in browsers.
  *
  * Browsers send no request piece by piece, so a request is collected first; answers are streams. That is enough for
  * every call but ForwardPort, and lets `files.write` work in a page, too.
@@ -17,7 +17,7 @@ const MESSAGE_BYTES_MAX = 16 << 20;
 const CALL_TIMEOUT_MS = 120_000;
 const AWAY_S = 10;
 const BUSY_S = 30;
-/** An image is fetched, or packages are installed; a daemon that names a longer time to retry has failed at it. */
+/** For the daemon to fetch an image or to install packages. It names a longer time to retry only if it failed. */
 const IMAGE_S = 600;
 const IMAGE_RETRY_MAX_S = 15;
 const BACKOFF_FIRST_S = 0.05;
@@ -73,14 +73,14 @@ export class Retries {
     await new Promise((resolve) => setTimeout(resolve, 1000 * waitS));
   }
 
-  /** Starts anew, since the other side has answered. */
+  /** Starts anew, after an answer. */
   reset(): void {
     this.#waitS = BACKOFF_FIRST_S;
     this.#deadline = undefined;
   }
 }
 
-/** Makes a call; repeats it while the daemon names a time for that and, if that is harmless, while nothing answers. */
+/** Makes a call. Repeats it while the daemon names a time to retry and, if that is harmless, while nothing answers. */
 export async function repeated<T>(attempt: () => Promise<T>, isHarmless = true): Promise<T> {
   const away = new Retries(AWAY_S), busy = new Retries(BUSY_S), image = new Retries(IMAGE_S);
   for (;;) {

@@ -14,7 +14,7 @@ const NODES_MAX = 1_000_000;
 const JSON_VALUES_MAX = 6 * NODES_MAX;
 const DEPTH_MAX = 200;
 const HEADER_DEPTH = 24;
-/** Text and bytes with every reference followed; a value counts as `VALUE_BYTES` besides. */
+/** Text and bytes with every reference followed; each value adds `VALUE_BYTES`. */
 const UNFOLDED_BYTES_MAX = 256 << 20;
 const VALUE_BYTES = 16;
 const SHOWN_ARRAY_BYTES = 64 << 10;
@@ -23,20 +23,20 @@ const INLINE_CHARS_MAX = 1024;
 const DISPLAY_BYTES_MAX = 8 << 20;
 const SHOWN_CHARS_MAX = 2000;
 const SHOWN_PARTS_MAX = 10;
-/** Digits of integers to the base of 16: Python writes no longer ones in decimal, and JavaScript takes long. */
+/** Hexadecimal digits of an integer. Python does not write longer ones in decimal; JavaScript is slow with them. */
 const INT_DIGITS_MAX = 3_571;
 const BARE_INT_MAX = (1n << 63n) - 1n;
-/** Keys of Maps and Sets that a sender can choose so that they share one hash. That many take a second at worst. */
+/** Keys of Maps and Sets whose hashes a sender can make equal. So many take a second at worst. */
 const CHOSEN_KEYS_MAX = 10_000;
 
-/** A value without a form in JavaScript: its type in Python, the text that `print` shows, and what else is known. */
+/** A value without a form in JavaScript: its Python type, the text that `print` shows, and sometimes more. */
 export class OpaqueValue {
   constructor(
     readonly typeName: string,
     readonly text: string,
     /** Fields of a dataclass, a named tuple or an enum's member. */
     readonly fields: Readonly<Record<string, unknown>> = {},
-    /** Texts by which it shows itself in notebooks, by MIME type. They are untrusted: HTML may have scripts. */
+    /** What a notebook shows for it: texts by MIME type. They are untrusted: HTML may have scripts. */
     readonly display: Readonly<Record<string, string>> = {},
   ) {}
   toString(): string {
@@ -232,7 +232,7 @@ function typed(type: ArrayType, data: Uint8Array): TypedArray {
   return new type(data.slice().buffer);
 }
 
-/** Cuts a text into pieces of so many code points. */
+/** Cuts a text into pieces, whose lengths are code points. */
 function texts(data: Uint8Array, lengths: Uint8Array): string[] {
   let end = 0;
   const pieces = Array.from(typed(BigUint64Array, lengths) as BigUint64Array, (left) => {
@@ -254,7 +254,7 @@ function moment(time: string, offsetS: number): Date {
   return isGood ? new Date(utc - 1000 * offsetS) : refuse("a moment is malformed");
 }
 
-/** Reads the texts by which an object shows itself, by MIME type. */
+/** Reads the texts of a displayed object, by MIME type. */
 export function displayData(packed: Uint8Array): Record<string, string> {
   const data: unknown = packed.length <= DISPLAY_BYTES_MAX ? JSON.parse(STRICT_UTF8.decode(packed)) : null;
   const shown = data && typeof data === "object" ? Object.entries(data) : [];

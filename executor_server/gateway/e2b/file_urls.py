@@ -1,7 +1,7 @@
 """Files over HTTP as E2B's envd serves them: `GET` and `POST /files`, and the signatures of their URLs.
 
-The parts of an upload become files of the sandbox one after the other. Each is collected before it is passed on, like
-a download, with at most as many bytes as the sandbox's disk (spool.py).
+The parts of an upload become files of the sandbox one after the other. The gateway collects each part, like a download,
+before it passes it on. A part has at most as many bytes as the sandbox's disk (spool.py).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 FILES_MAX = 1000
 """Files of one upload."""
 DOWNLOADS_MAX = 8
-"""Files that are read from one sandbox at one time; the others wait. A sandbox has 16 transfers."""
+"""Files that are read from one sandbox at one time; others wait. The daemon allows a sandbox 16 transfers."""
 IDLE_S = 60.0
 """A request ends when its client sends or takes nothing for this time."""
 _INFLATED_BYTES = 256 << 10
@@ -87,7 +87,7 @@ class _Files:
     async def _authorized(self, request: Request, operation: str) -> Sandbox:
         """Returns the sandbox for a request with its access token, or with a signature. Raises E2BError.
 
-        A client that uses one address for all sandboxes writes none into its URLs. The signature has the token of one.
+        A client that uses one address for all sandboxes puts no id into its URLs. The signature then identifies it.
         """
         query, sandbox_id = request.query_params, current_target().sandbox_id
         check_user(query.get("username"), self._sandboxes.users)
@@ -156,7 +156,7 @@ class _Files:
                 async for piece in pieces:
                     await spool.add(piece)
             headers = {
-                # Sandboxes choose names and contents: no browser may take them for pages of the gateway.
+                # Sandboxes choose names and contents. No browser may show them as pages of the gateway.
                 "Content-Disposition": f"inline; filename*=UTF-8''{quote(name_of(path), safe='')}",
                 "X-Content-Type-Options": "nosniff",
                 "Vary": "Accept-Encoding",
@@ -178,7 +178,7 @@ def _is_signed(given: bytes, signed: hashlib._Hash, access_token: str, expiratio
 
 
 async def _pieces(spool: Spool, *, gzipped: bool) -> AsyncGenerator[bytes, None]:
-    """Yields what a spool has, and closes it."""
+    """Yields the content of a spool, and closes it."""
     deflate = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP) if gzipped else None
     with spool:
         for start in range(0, spool.size_bytes, _PIECE_BYTES):
@@ -189,11 +189,11 @@ async def _pieces(spool: Spool, *, gzipped: bool) -> AsyncGenerator[bytes, None]
 
 
 def _accepts_gzip(headers: Headers) -> bool:
-    """True if gzip is the only encoding that the client names: others are for clients that take whatever comes."""
+    """True if gzip is the only encoding that the client names. Clients that name several need no compression."""
     return headers.get("accept-encoding", "").strip().lower() == "gzip"
 
 
-# Uploads. A file is an event with its name, events with its content, and None.
+# Uploads. Each file is an event with its name, events with its content, then None.
 _Event = str | bytes | None
 
 
@@ -252,7 +252,7 @@ async def _parts(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[
 
 
 class _Form:
-    """What the parser reports of a form, as events."""
+    """Turns the parser's calls into events."""
 
     def __init__(self) -> None:
         self.is_complete = False

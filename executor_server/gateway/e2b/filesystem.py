@@ -1,6 +1,6 @@
 """The files of a sandbox as E2B's envd serves them, over `session.files`.
 
-A watch is not as fine as envd's: it reports one change for each path, the net effect since the last report. A new file
+A watch is coarser than envd's: it reports one change for each path, the net effect since the last report. A new file
 is CREATE, CHMOD and WRITE, as an upload to envd is, a moved one REMOVE and CREATE, and a change of rights alone is not
 reported. If changes were missed, the watch ends with an error that says so.
 """
@@ -35,11 +35,11 @@ from executor_server.gateway.e2b.paths import absolute, inside, name_of, shown
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 
 LINKS_MAX = 256
-"""Links of a listing that are followed; the others are described as links."""
+"""Links of a listing that are followed. Further ones are described as links."""
 WATCHERS_MAX = 8
-"""Polled watches of a sandbox; the daemon has no more watches of a session, polled or streamed."""
+"""Polled watches of a sandbox. The daemon allows a session as many watches, polled and streamed together."""
 EVENTS_MAX = 4096
-"""Events after which a poll is answered, though more may be waiting."""
+"""Events after which a poll is answered, even if more wait."""
 QUIET_S = 0.15
 """A poll waits this long for the next changes, which a sandbox gathers for 50 ms."""
 POLL_S = 1.0
@@ -104,12 +104,14 @@ class FilesystemService(filesystem_connect.Filesystem):
     async def move(self, request: pb.MoveRequest, ctx: Context, /) -> pb.MoveResponse:
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
             source, target, files = absolute(request.source), absolute(request.destination), sandbox.session.files
-            await files.stat(inside(source), follow=False)  # or a missing source would leave a new directory
+            await files.stat(
+                inside(source), follow=False
+            )  # otherwise a missing source would leave a new directory behind
             await files.mkdir(inside(str(PurePosixPath(target).parent)))
             try:
                 await files.move(inside(source), inside(target))
             except FileError as error:
-                # Not one of the kinds with a class: between file systems, which E2B's sandboxes don't have.
+                # A move between file systems: E2B's sandboxes have only one. Other errors have their own classes.
                 if type(error) is not FileError or not await _moved(sandbox.session, inside(source), inside(target)):
                     raise
             return pb.MoveResponse(entry=await _entry_at(files, target))
@@ -133,7 +135,7 @@ class FilesystemService(filesystem_connect.Filesystem):
                     yield pb.WatchDirResponse(filesystem=event)
 
     async def create_watcher(self, request: pb.CreateWatcherRequest, ctx: Context, /) -> pb.CreateWatcherResponse:
-        """Begins a watch that is polled. It ends with the sandbox, or with the gateway."""
+        """Begins a polled watch. It ends with the sandbox or the gateway."""
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
             sandbox_id = sandbox.record.sandbox_id
             self._forget_ended()
@@ -147,7 +149,7 @@ class FilesystemService(filesystem_connect.Filesystem):
     async def get_watcher_events(
         self, request: pb.GetWatcherEventsRequest, ctx: Context, /
     ) -> pb.GetWatcherEventsResponse:
-        """Returns the events so far: waits until the sandbox has reported what happened before the call."""
+        """Waits until the sandbox has reported all changes before the call, and returns the events."""
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
             watcher = self._watcher(sandbox, request.watcher_id)
             events: list[pb.FilesystemEvent] = []
@@ -165,7 +167,7 @@ class FilesystemService(filesystem_connect.Filesystem):
             return pb.RemoveWatcherResponse()
 
     def _forget_ended(self) -> None:
-        """Forgets the watchers of sandboxes that have ended, and their watches with them."""
+        """Forgets the watchers of ended sandboxes."""
         for key in list(self._watchers):
             try:
                 self._sandboxes.record(key[0])
@@ -180,7 +182,7 @@ class FilesystemService(filesystem_connect.Filesystem):
 
 
 class _Watcher:
-    """A watch, and the changes that it reports next. A context manager closes it."""
+    """A watch with its next changes. As a context manager it closes itself."""
 
     def __init__(self, watch: AsyncFileWatch, path: str, root: str, *, include_entry: bool) -> None:
         self._watch = watch
@@ -201,7 +203,7 @@ class _Watcher:
 
     def _following(self) -> asyncio.Task[FileChanges | None]:
         following = asyncio.create_task(self._anext())
-        following.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may never be asked for
+        following.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may read it
         return following
 
     async def _anext(self) -> FileChanges | None:
@@ -270,7 +272,7 @@ async def _entry_at(files: AsyncSessionFiles, path: str) -> pb.EntryInfo:
 
 
 async def _entry(files: AsyncSessionFiles, path: str, info: FileInfo, *, follow: bool = True) -> pb.EntryInfo:
-    """Describes an entry. A link has the type and the mode of what it leads to; without `follow`, its own."""
+    """Describes an entry. A link gets the type and the mode of its target; without `follow`, its own."""
     entry = pb.EntryInfo(
         name=name_of(path),
         path=path,

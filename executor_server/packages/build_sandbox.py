@@ -232,6 +232,9 @@ class BuildSandbox:
     def denials_uncounted(self, count: int) -> None:
         _log.info("build_sandbox_denied_more", count=count)
 
+    async def host_asked(self, host: str, port: int) -> str:
+        return f"a build can't wait for an approval of {host}:{port}"
+
     def listener_misused(self) -> None:
         self._on_lost("it tried to block the egress proxy")
 

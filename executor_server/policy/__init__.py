@@ -25,5 +25,6 @@ from executor_server.policy.session_rules import (
     check_state_restore,
     check_tools,
     execution_limits,
+    host_to_ask,
     tool_to_ask,
 )

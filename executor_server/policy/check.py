@@ -115,6 +115,9 @@ def _unserved_network(profile: Profile, path: KeyPath, served: Sequence[str], co
     if secrets and BACKENDS_WITHOUT_SECRETS.issuperset(served):
         text = f"the {' and '.join(served)} backend sets no headers, so no session gets these hosts"
         yield Problem((*path, "secrets"), text)
+    if profile.network.ask and BACKENDS_WITHOUT_SECRETS.issuperset(served):
+        text = f"the {' and '.join(served)} backend does not hold connections for an approval, so no session is made"
+        yield Problem((*path, "ask"), text)
 
 
 def _unserved_packages(table: PackagesTable, path: KeyPath, config: Config) -> Iterator[Problem]:

@@ -48,6 +48,7 @@ from executor_server.policy.identity import TenantRights
 from executor_server.policy.lock_file import LockFile
 from executor_server.policy.network import (
     able_to_serve,
+    asking_violations,
     network_rules,
     network_summary,
     network_violations,
@@ -265,7 +266,10 @@ class Policy:
             name = self._file.default
             if name is None or not self._can_serve(self._file.profiles[name]):
                 return ()
-            spec = self._decide(name, self._file.profiles[name], RequestedSession())
+            try:
+                spec = self._decide(name, self._file.profiles[name], RequestedSession())
+            except PolicyViolation:  # its default hosts can't be served: `unserved` says why
+                return ()
             return (WarmSandboxes(spec.sandbox, pool.size),)
         warm, problems = [], []
         for index, entry in enumerate(pool.warm):
@@ -347,6 +351,7 @@ class Policy:
             *self._choice.violations(name, profile, request),
             *hosts,
             *secret_violations(name, network.secrets, self._secrets, backends),
+            *asking_violations(name, network, backends),
             *packages,
             *limit_violations(name, profile, limits),
             *import_violations(name, profile, request.authorized_imports, profile.imports.denied),

@@ -26,7 +26,7 @@ CONFIGURED_SECRETS = "egress.secrets"
 """The configuration key behind a refusal that no policy can change."""
 
 BACKENDS_WITHOUT_SECRETS = frozenset({"e2b"})
-"""They have no egress proxy of ours, so they get no secrets."""
+"""Their egress proxy is on another machine: it gets no secrets, and does not ask for approvals."""
 
 _LIMIT_NAMES = tuple(each.name for each in fields(NetworkRules) if each.name.startswith("max_"))
 
@@ -116,9 +116,17 @@ def secret_violations(
         yield Violation("network", ViolationKind.UNSUPPORTED, hosts, allowed, rule_of(name, "network.secrets"))
 
 
+def asking_violations(name: str, rules: NetworkRules, backends: Sequence[str]) -> Iterator[Violation]:
+    """Violations for hosts that need an approval, if none of these backends can hold connections."""
+    if rules.ask and BACKENDS_WITHOUT_SECRETS.issuperset(backends) and backends:
+        allowed = f"hosts without an approval on the {' and '.join(backends)} backend"
+        rule = rule_of(name, "network.ask")
+        yield Violation("network", ViolationKind.UNSUPPORTED, shortened(", ".join(rules.ask)), allowed, rule)
+
+
 def able_to_serve(rules: NetworkRules, backends: Sequence[str]) -> tuple[str, ...]:
     """The backends, in their order, that can keep these rules."""
-    return tuple(each for each in backends if not rules.secrets or each not in BACKENDS_WITHOUT_SECRETS)
+    return tuple(each for each in backends if not (rules.secrets or rules.ask) or each not in BACKENDS_WITHOUT_SECRETS)
 
 
 # ---------------------------------------------------------------------------------------------------------------------

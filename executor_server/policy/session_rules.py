@@ -17,6 +17,7 @@ from executor_server.core import (
     Violation,
     ViolationKind,
 )
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.wire.tools import is_named
 from executor_server.policy.approvals import ApprovalKind, Wanted
 from executor_server.policy.requested import LIMIT_NAMES, RequestedLimits, check_limits, invalid
@@ -69,6 +70,11 @@ def tool_to_ask(spec: SessionSpec, name: str) -> Wanted | None:
     if any(is_named(pattern, name) for pattern in tools.allowed if pattern != "*"):
         return None
     return Wanted(ApprovalKind.TOOL, name, rule_of(spec.policy.profile, "tools.ask"))
+
+
+def host_to_ask(spec: SessionSpec, host: str, port: int) -> Wanted:
+    """Returns what a connection to a host of `network.ask` needs an approval for."""
+    return Wanted(ApprovalKind.HOST, str(Target(host, port)), rule_of(spec.policy.profile, "network.ask"))
 
 
 def check_file_put(spec: SessionSpec, size_bytes: int, puts_so_far: int) -> None:

@@ -425,7 +425,7 @@ def _rules(spec: SessionSpec) -> bytes:
             output_bytes=most.output_bytes,
         ),
         shipped_tools=list(spec.tools.allowed) if "sandbox" in spec.tools.placements else [],
-        network=_listed_hosts(spec.network.allowed),
+        network=_listed_hosts((*spec.network.allowed, *(f"{host} (after an approval)" for host in spec.network.ask))),
     )
     return json.dumps(rules.head()).encode()
 

@@ -48,8 +48,9 @@ from executor_server.core import (
     Unavailable,
 )
 from executor_server.guest.egress import reasons
-from executor_server.guest.wire.messages import Note
+from executor_server.guest.wire.messages import Hold, Note
 from executor_server.network.egress import EgressError, RemoteListener
+from executor_server.policy import host_to_ask
 from executor_server.sessions.connection import GuestConnection
 from executor_server.sessions.journal import Journal, SessionRecord
 from executor_server.sessions.shared import SessionHooks, SessionServices
@@ -116,6 +117,8 @@ class SessionNetwork:
         self._channel = channel
         self._journal = journal
         self._admission = hooks.admission
+        self._approvals = hooks.approvals
+        self._held = 0  # approvals that connections wait for
         self._observer = hooks.observer
         self._egress = hooks.egress if record.spec.sandbox.egress else None
         self.usage = record.network  # so far
@@ -184,9 +187,13 @@ class SessionNetwork:
     async def reopen(self) -> None:
         """Reopens the network of a recovered session, and retries while the proxy can't serve it.
 
+        What an earlier daemon asked for has ended with its proxy, and so has the wait.
+
         Connections wait in the listener's queue meanwhile, so that the session keeps its variables. The session is lost
         if the guest does not hand out the listener.
         """
+        if self._session.spec.network.ask and not self._held:
+            self._channel.send(Hold(held=False))
         try:
             await self.open()
         except Unavailable:
@@ -277,6 +284,30 @@ class SessionNetwork:
         # Sent first: the proxy's answer to the program follows.
         self._notify(notice_of_denial(denial))
         self._observer.connection_denied(self._session.facts, execution_id, denial)
+
+    async def host_asked(self, host: str, port: int) -> str:
+        spec, facts, wanted = self._session.spec, self._session.facts, host_to_ask(self._session.spec, host, port)
+        execution_id = next(iter(self._journal.running), "")
+        self._hold(+1)
+        try:
+            ruling = await self._approvals.ask(
+                facts.owner.tenant,
+                facts.session_id,
+                execution_id,
+                wanted.kind,
+                wanted.what,
+                wanted.rule,
+                spec.approval_wait_s,
+            )
+        finally:
+            self._hold(-1)
+        return "" if ruling.approved else f"{ruling.reason} (network.ask of the policy); go on without this host"
+
+    def _hold(self, change: int) -> None:
+        """Lets the wall clock of executions stand still while connections wait for an approval."""
+        before, self._held = self._held, self._held + change
+        if not self._closed and bool(before) != bool(self._held):
+            self._channel.send(Hold(held=bool(self._held)))
 
     def denials_uncounted(self, count: int) -> None:
         execution_id = self._current_step().execution_id

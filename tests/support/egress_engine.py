@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import (
     AddressClassifier,
@@ -39,6 +40,8 @@ class Recorder(Reporter):
         self.closed_connections: list[dict[str, Any]] = []
         self.denials: list[dict[str, Any]] = []
         self.misused_sessions: list[str] = []
+        self.asked: list[Target] = []
+        self.rulings: dict[Target, asyncio.Future[str]] = {}  # of those that wait
         self.sent_bytes = self.received_bytes = 0
         self.reports: list[tuple[int, int]] = []
         self.before_answer: Callable[[], Awaitable[None]] | None = None
@@ -63,6 +66,17 @@ class Recorder(Reporter):
         self.received_bytes += received_bytes
         self.reports.append((sent_bytes, received_bytes))
         self._changed.set()
+
+    async def ask(self, session_id: str, target: Target) -> str:
+        self.asked.append(target)
+        ruling: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        self.rulings[target] = ruling
+        self._changed.set()
+        try:
+            return await ruling
+        finally:
+            del self.rulings[target]
+            self._changed.set()
 
     def misused(self, session_id: str) -> None:
         self.misused_sessions.append(session_id)

@@ -16,6 +16,7 @@ from typing import Any
 
 import uvloop
 
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import Limits
 from executor_server.guest.egress.proxy import Proxy
@@ -29,6 +30,9 @@ class Silent:
     def closed(self, session_id: str, connection: dict[str, Any]) -> None: ...
 
     async def denied(self, session_id: str, denial: dict[str, Any]) -> None: ...
+
+    async def ask(self, session_id: str, target: Target) -> str:
+        raise AssertionError("the rules ask for nothing")
 
     def misused(self, session_id: str) -> None: ...
 

@@ -34,6 +34,8 @@ class RecordingSink:
     opened: list[EgressConnection] = field(default_factory=list)
     closed: list[EgressConnection] = field(default_factory=list)
     denied: list[EgressDenial] = field(default_factory=list)
+    asked: list[tuple[str, int]] = field(default_factory=list)
+    rulings: dict[tuple[str, int], asyncio.Future[str]] = field(default_factory=dict)
     uncounted: int = 0
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -55,6 +57,11 @@ class RecordingSink:
     def denials_uncounted(self, count: int) -> None:
         self.uncounted += count
         self._note("uncounted")
+
+    async def host_asked(self, host: str, port: int) -> str:
+        self.asked.append((host, port))
+        self._note("asked")
+        return await self.rulings.setdefault((host, port), asyncio.get_running_loop().create_future())
 
     def listener_misused(self) -> None:
         self._note("misused")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import select
 import socket
 import time
 from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, Optional, TypeVar
@@ -67,6 +68,14 @@ class Connection:
             self._ended_by = reason
             self._task.cancel()
 
+    def dismiss(self, refusal: Refusal) -> None:
+        """Cuts off a held connection. Its client gets the refusal as far as that goes without waiting."""
+        try:
+            self._client.sock.send(response_to(refusal, with_body=self._method != b"HEAD"))
+        except OSError:
+            pass  # it is gone, or reads nothing
+        self.end(refusal.reason)
+
     def limit_time(self, seconds: float) -> None:
         """Ends the connection so long after it was made."""
         if self._time_limit is not None:
@@ -110,6 +119,7 @@ class Connection:
             return
         self.target = head.target
         self._check_scheme(head)
+        await self._session.hold(self, head.target)
         self.allowed = self._session.admit(self, head.target)
         self.decided = True
         addresses = await self._session.dialer.find(head.target)
@@ -216,6 +226,13 @@ class Connection:
         else:
             return
         await self._client.linger(self._session.limits.linger_s)
+
+    def check_client(self) -> None:
+        """Raises Ended when the client of a held connection has gone. Bytes that it has sent stay unread."""
+        poll = select.poll()
+        poll.register(self._client.fd, select.POLLRDHUP)
+        if poll.poll(0):
+            raise Ended(reasons.BROKEN)
 
     def close(self, reason: str) -> None:
         """Closes the sockets and reports the end. Idempotent."""

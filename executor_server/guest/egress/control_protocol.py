@@ -11,6 +11,7 @@ To the proxy:
     settle   number, session                               answered when all reports so far were sent; "": of no session
     end      number, session                               answered when the connections are closed, and reported
     ack      number                                        the refusal was recorded: its answer may leave
+    ruled    number, why                                   an approval was given; or was not, for this reason
 
 From the proxy:
     done     number
@@ -20,6 +21,8 @@ From the proxy:
     denied   session, denial, number                       fields of core.network.EgressDenial; answered with ack
     uncounted  session, count                              refusals that came too fast to be reported one by one
     moved    session, sent_bytes, received_bytes           since the last such message
+    asks     session, number, host, port                   connections wait for an approval; answered with ruled
+    withdrawn  session, number                             none waits for it any more
     misused  session                                       its listener was made to block the proxy, and is closed
 
 Order carries meaning: what is reported before `done` of a settle or an end had happened before it, so the caller that
@@ -38,6 +41,7 @@ import socket
 import time
 from typing import Any, Awaitable, Callable, Dict, Iterator, Optional
 
+from .host_names import Target
 from .host_rules import Rules
 from .protocols import Used
 from .proxy import Proxy
@@ -129,6 +133,7 @@ class ControlServer:
         self._proxy: Optional[Proxy] = None
         self._tasks: Dict[int, "asyncio.Task[None]"] = {}
         self._unacknowledged: Dict[int, "asyncio.Future[None]"] = {}
+        self._asked: Dict[int, "asyncio.Future[str]"] = {}
         self._numbers = 0
         self._all_denials = _Bucket(ALL_DENIALS_PER_S, ALL_DENIALS_BURST)
         self._denials: Dict[str, _Bucket] = {}
@@ -155,6 +160,7 @@ class ControlServer:
             "settle": self._settle,
             "end": self._end,
             "ack": self._acknowledge,
+            "ruled": self._rule,
         }
         if kind not in handlers:
             raise ControlError("a command is unknown")
@@ -214,6 +220,11 @@ class ControlServer:
         if waiting is not None and not waiting.done():
             waiting.set_result(None)
 
+    def _rule(self, message: Message) -> None:
+        waiting = self._asked.get(message["number"])
+        if waiting is not None and not waiting.done():
+            waiting.set_result(str(message["why"]))
+
     def _done(self, number: int) -> None:
         self._report({"type": "done", "number": number})
 
@@ -236,6 +247,21 @@ class ControlServer:
 
     def misused(self, session_id: str) -> None:
         self._report({"type": "misused", "session": session_id})
+
+    async def ask(self, session_id: str, target: Target) -> str:
+        self._numbers += 1
+        number = self._numbers
+        ruling: "asyncio.Future[str]" = asyncio.get_running_loop().create_future()
+        self._asked[number] = ruling
+        self._report(
+            {"type": "asks", "session": session_id, "number": number, "host": target.host, "port": target.port}
+        )
+        try:
+            return await ruling
+        finally:
+            del self._asked[number]
+            if ruling.cancelled():
+                self._report({"type": "withdrawn", "session": session_id, "number": number})
 
     def moved(self, session_id: str, sent_bytes: int, received_bytes: int) -> None:
         self._report(

@@ -82,6 +82,7 @@ class SecretRule:
 class Allowed(NamedTuple):
     rule: str  # the pattern
     secrets: Tuple[SecretRule, ...]  # those for this host; with any, TLS is terminated
+    asks: bool = False  # after an approval only
 
 
 class Refused(NamedTuple):
@@ -118,6 +119,7 @@ class Rules:
         self.ask = tuple(ask)
         self._allowed_by_host = _by_host(self.allowed)
         self._denied_by_host = _by_host(self.denied)
+        self._ask_by_host = _by_host(self.ask)
 
     @classmethod
     def read(cls, values: Any) -> Rules:
@@ -144,9 +146,12 @@ class Rules:
         for pattern in _near(self._allowed_by_host, target.host):
             if pattern.covers(target):
                 return Allowed(pattern.text, self._secrets_of(target))
+        for pattern in _near(self._ask_by_host, target.host):
+            if pattern.covers(target):
+                return Allowed(pattern.text, self._secrets_of(target), asks=True)
         if target.is_address:
             opening = f"{_short(target)} is an address; connect to a host by its name"
-            return Refused(reasons.ADDRESS_LITERAL, _with_list(opening, self.allowed))
+            return Refused(reasons.ADDRESS_LITERAL, _with_list(opening, (*self.allowed, *self.ask)))
         return Refused(reasons.NOT_ALLOWED, self._refusal(target))
 
     def _secrets_of(self, target: Target) -> Tuple[SecretRule, ...]:
@@ -165,7 +170,7 @@ class Rules:
         )
         if ports:
             return _with_names(f"{opening}; this host is allowed on port ", map(str, ports), len(ports))
-        return _with_list(opening, self.allowed, near)
+        return _with_list(opening, (*self.allowed, *self.ask), near)
 
 
 # -- patterns by host

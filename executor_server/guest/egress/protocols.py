@@ -54,6 +54,9 @@ class Limits:
     resolving: int = 256  # connections of one session that wait for the addresses of their names
     cached_names: int = 64  # per session
     cache_s: float = 5.0
+    asked: int = 16  # targets of one session that wait for an approval
+    held: int = 64  # connections of one session that wait for them
+    held_check_s: float = 1.0  # between two looks whether the client of a held connection is still there
     # Connections of one session that are accepted and not made: head unfinished, or refused and lingering. Past it
     # nothing is accepted: further ones wait in the kernel's backlog, at the cost of their session alone.
     waiting: int = 32
@@ -92,6 +95,10 @@ class Reporter(Protocol):
     async def denied(self, session_id: str, denial: Dict[str, Any]) -> None:
         """Returns when the record has arrived. It is started at once and cancelled after `Limits.notice_s`: the record
         must be on its way before the first await."""
+
+    async def ask(self, session_id: str, target: Target) -> str:
+        """Asks for an approval; returns why it was denied, as a clause, or nothing when connections may be made.
+        Cancelled when no connection waits for it any more."""
 
     def misused(self, session_id: str) -> None:
         """The session's listener was made to block the proxy. It is closed, and nothing is served until the session is

@@ -103,6 +103,11 @@ class Proxy:
         if session_id in self._sessions:
             self._sessions[session_id].set_exhausted(reason or "")
 
+    def dismiss_held(self, why: str) -> None:
+        """Refuses all connections that wait for an approval, at once: this process is about to end."""
+        for session in self._sessions.values():
+            session.dismiss_held(reasons.PROXY_ENDED, why)
+
     def end(self, session_id: str) -> Awaitable[None]:
         """Closes the listener and the connections of a session; to be awaited.
 

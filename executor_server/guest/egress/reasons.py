@@ -8,6 +8,7 @@ BAD_NAME = "bad_name"  # a host that is no name
 ADDRESS_LITERAL = "address_literal"  # an IP address where names are asked for
 NOT_ALLOWED = "not_allowed"
 DENIED = "denied"  # named by the policy's list of denied hosts
+NOT_APPROVED = "not_approved"  # it needs an approval, which was denied or did not come
 HEAD_TIMEOUT = "head_timeout"
 HEAD_TOO_LARGE = "head_too_large"
 TOO_MANY_CONNECTIONS = "too_many_connections"
@@ -42,6 +43,7 @@ REFUSALS = frozenset(
         ADDRESS_LITERAL,
         NOT_ALLOWED,
         DENIED,
+        NOT_APPROVED,
         HEAD_TIMEOUT,
         HEAD_TOO_LARGE,
         TOO_MANY_CONNECTIONS,

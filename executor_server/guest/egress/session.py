@@ -29,6 +29,19 @@ _EXHAUSTED_PAUSE_S = 0.2
 _MAX_INTERRUPTIONS = 3
 
 
+class _Asked:
+    """An approval that connections to one target wait for."""
+
+    def __init__(self) -> None:
+        self.answer: "asyncio.Future[Optional[Refusal]]" = asyncio.get_running_loop().create_future()
+        self.holds: Set[Connection] = set()
+        self.task: Optional["asyncio.Task[None]"] = None
+
+    def settle(self, refusal: Optional[Refusal]) -> None:
+        if not self.answer.done():
+            self.answer.set_result(refusal)
+
+
 class Session:
     def __init__(
         self,
@@ -60,6 +73,7 @@ class Session:
         self._resume: Optional[asyncio.TimerHandle] = None
         self._connections: Dict[Connection, asyncio.Task[None]] = {}
         self._waiting: Set[Connection] = set()  # their head is not complete, or they wait for their client
+        self._asked: Dict[Target, _Asked] = {}
         self._places = 0  # taken: by connections that are dialled, or made
         self._accepted = 0
         self.share = WorkShare()
@@ -88,6 +102,13 @@ class Session:
         self.rules = rules
         self.account.set_rules(rules)
         self._pace.at_least(rules.max_new_connections_per_minute)
+        for target, asked in self._asked.items():
+            decision = rules.decide(target)
+            if isinstance(decision, Refused):
+                why = f"the policy was changed while it waited for an approval: {decision.message}"
+                asked.settle(Refusal(decision.reason, why))
+            elif not decision.asks:
+                asked.settle(None)
         for connection in list(self._connections):
             if not connection.decided:
                 continue
@@ -109,6 +130,8 @@ class Session:
         self._ending = True
         self._stop_accepting()
         self._listener.close()
+        why = "the session has ended" if reason == reasons.SESSION_ENDED else "the egress proxy ends; try again"
+        self.dismiss_held(reason, why)
         for connection in list(self._connections):
             connection.end(reason)
         if self._connections:
@@ -117,6 +140,59 @@ class Session:
 
     # ------------------------------------------------------------------------------------------------------------------
     # Called by its connections
+
+    def dismiss_held(self, reason: str, why: str) -> None:
+        """Refuses the connections that wait for an approval, at once."""
+        for target, asked in self._asked.items():
+            refusal = Refusal(reason, f"{target} needs an approval, and {why}")
+            for connection in asked.holds:
+                connection.dismiss(refusal)
+
+    async def hold(self, connection: Connection, target: Target) -> None:
+        """Waits for an approval, if the rules ask for one. Equal targets wait for the same. Raises Refusal, and Ended
+        when the client has gone."""
+        decision = self.rules.decide(target)
+        if isinstance(decision, Refused) or not decision.asks:
+            return
+        limits = self.limits
+        asked = self._asked.get(target)
+        if sum(len(each.holds) for each in self._asked.values()) >= limits.held:
+            message = f"{target} needs an approval, and {limits.held} connections of the session wait for one already"
+            raise Refusal(reasons.NOT_APPROVED, message)
+        if asked is None:
+            if len(self._asked) >= limits.asked:
+                message = f"{target} needs an approval, and {limits.asked} hosts of the session wait for one already"
+                raise Refusal(reasons.NOT_APPROVED, message)
+            asked = self._asked[target] = _Asked()
+            asked.task = self._loop.create_task(self._ask(target, asked))
+        asked.holds.add(connection)
+        self._waiting.discard(connection)  # it must not keep others from being accepted
+        self._accept_or_wait()
+        try:
+            while not asked.answer.done():
+                await asyncio.wait([asked.answer], timeout=limits.held_check_s)
+                connection.check_client()
+            refusal = asked.answer.result()
+        finally:
+            asked.holds.discard(connection)
+            self._waiting.add(connection)
+            if not asked.holds and asked.task is not None:
+                self._forget(target, asked)
+                asked.task.cancel()  # where it still waits
+        if refusal is not None:
+            raise Refusal(refusal.reason, refusal.message)
+
+    async def _ask(self, target: Target, asked: _Asked) -> None:
+        why = "the proxy could not ask for it"
+        try:
+            why = await self.reporter.ask(self.session_id, target)
+        finally:
+            asked.settle(Refusal(reasons.NOT_APPROVED, f"{target} is not reached: {why}") if why else None)
+            self._forget(target, asked)  # the next connection asks again
+
+    def _forget(self, target: Target, asked: _Asked) -> None:
+        if self._asked.get(target) is asked:
+            del self._asked[target]
 
     def admit(self, connection: Connection, target: Target) -> Allowed:
         """Decides whether a connection to `target` may be made. It no longer counts as waiting: one that waits for the
@@ -129,7 +205,8 @@ class Session:
             raise Refusal(self._exhausted, f"{target} can't be reached now: the tenant has used up its network quota")
         self._check_bytes(target)
         self._check_places()
-        resolving = len(self._connections) - len(self._waiting) - self._places
+        held = sum(len(each.holds) for each in self._asked.values())
+        resolving = len(self._connections) - len(self._waiting) - self._places - held
         if resolving >= self.limits.resolving:
             message = f"{resolving} connections of the session wait for the addresses of their names"
             raise Refusal(reasons.TOO_MANY_CONNECTIONS, message)

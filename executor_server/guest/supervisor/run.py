@@ -120,7 +120,7 @@ class Run:
         self.savepoint: Optional[int] = None  # number of the savepoint before it
         self.savepoint_refused = ""  # why there is none although one was requested
         self.artifacts: Optional[Artifacts] = None  # from when its code starts; None for the prelude
-        self._held = False  # its output is not read for now
+        self._held = False  # its output is not read for now, or a connection waits for an approval
         self._paused_at: Optional[float] = None  # start of the unsettled part of a pause
         self._paused_cpu_s = 0.0  # CPU seconds spent by then
         self._paused_s = 0.0
@@ -176,12 +176,12 @@ class Run:
         return call_id
 
     def hold(self, held: bool) -> None:
-        """Stops the clock while the program's output is not read: the program may wait for that."""
+        """Stops the clock while the program may wait for us: for its output to be read, or for an approval."""
         self._held = held
         self.set_clock()
 
     def set_clock(self) -> None:
-        """Stops the clock while the run waits for a tool's answer or for its output to be read."""
+        """Stops the clock while the run waits for a tool's answer, or is held."""
         waits = self._held or bool(self.calls)
         if waits and self._paused_at is None:
             self._paused_at, self._paused_cpu_s = time.monotonic(), self._spent_s()

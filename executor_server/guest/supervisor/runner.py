@@ -104,6 +104,7 @@ class Runner:
         self._leftover = leftover
         self._idle_of: Optional[usage.Process] = None  # the interpreter that has pipes for output between runs
         self.run: Optional[Run] = None
+        self._held = False  # a connection of the session waits for an approval
         self.rules = Rules()
         self.budget = Budget()
         self.tool_calls = ToolCalls(child_processes)
@@ -133,7 +134,7 @@ class Runner:
         if request.id:
             self._count += 1
         self.run = Run(request, source, self._count, self._channel)
-        if self._output.paused:
+        if self._output.paused or self._held:
             self.run.hold(True)
         self.run.savepoint, self.run.savepoint_refused = savepoint, savepoint_refused
         if request.id:
@@ -393,8 +394,14 @@ class Runner:
         if paused != self._output.paused:
             self._output.paused = paused
             if self.run is not None:
-                self.run.hold(paused)
+                self.run.hold(paused or self._held)
                 self._output.watch(self.run)
+
+    def hold(self, *, held: bool) -> None:
+        """Stops the clock of runs while a connection of the session waits for an approval."""
+        self._held = held
+        if self.run is not None:
+            self.run.hold(self._output.paused or held)
 
     def note(self, notice: str, otherwise: Callable[[str], None]) -> None:
         """Adds a notice to the output of the running program; `otherwise` gets it if none is running."""

@@ -213,6 +213,8 @@ class Supervisor:
             self._cancel(message.id)
         elif isinstance(message, messages.Note):
             self._runner.note(frame.body.decode("utf-8", "replace"), self._results.notify)
+        elif isinstance(message, messages.Hold):
+            self._runner.hold(held=message.held)
         elif isinstance(message, messages.BlobData):
             self._transfers.add_to_blob(message, frame.view)
         elif isinstance(message, messages.FileData):

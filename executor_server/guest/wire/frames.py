@@ -88,6 +88,7 @@ class Kind:
     ROLL_BACK = 39
     LIST_SAVEPOINTS = 40
     MANAGE_FILE = 41
+    HOLD = 42
 
     READY = 64
     LOG = 65

@@ -190,6 +190,12 @@ class Note(Message, kind=Kind.NOTE):
     """Body: a line for the log of the running execution, or of the next one; UTF-8."""
 
 
+class Hold(Message, kind=Kind.HOLD):
+    """A connection of the session waits for an approval, or none does: the wall clock of executions stands still."""
+
+    held: bool = boolean()
+
+
 class ToolResult(Message, kind=Kind.TOOL_RESULT):
     """Body: the message of an exception of this type, and its arguments; if `ok`, the value, unless a blob has it."""
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
-from executor_server.core import EgressConnection, NetworkRules, NetworkUsage
+from executor_server.core import EgressConnection, EgressDenial, NetworkRules, NetworkUsage
 from executor_server.guest.egress import reasons
 from executor_server.network.egress.interface import EgressSink
 from executor_server.network.egress.reports import BadReport, connection_of, count, denial_of
 
 # Connections beyond the rules' limit that may be reported while the rules change.
 _MORE_CONNECTIONS = 64
+# Approvals that a session waits for; the proxy asks for fewer at a time, but withdrawals may cross.
+_MAX_ASKED = 64
 
 
 class BoundSession:
@@ -38,6 +42,7 @@ class BoundSession:
         self._sent_bytes = used.sent_bytes
         self._received_bytes = used.received_bytes
         self._open: dict[str, tuple[EgressConnection, float]] = {}
+        self._asked: dict[int, tuple[asyncio.Task[None], tuple[str, int]]] = {}
 
     def bind_message(self) -> dict[str, Any]:
         return {
@@ -61,7 +66,23 @@ class BoundSession:
         """Replaces an earlier binding of the same session; its connections go on."""
         self._open.update(earlier._open)
         earlier._open.clear()
+        self._asked, earlier._asked = earlier._asked, {}
         earlier.close()
+
+    def ask(self, number: int, target: tuple[str, int], send: Callable[[dict[str, Any]], None]) -> None:
+        """Asks the sink for an approval, and sends the answer. Raises BadReport."""
+        if number in self._asked or len(self._asked) >= _MAX_ASKED:
+            raise BadReport("an approval is asked for twice, or too many are")
+        asked = self._asked
+
+        async def answer() -> None:
+            try:
+                why = await self._sink.host_asked(*target)
+                send({"type": "ruled", "number": number, "why": why})
+            finally:
+                asked.pop(number, None)
+
+        asked[number] = (asyncio.create_task(answer()), target)
 
     def take(self, message: dict[str, Any]) -> None:
         """Passes a report to the sink. Raises BadReport; the report is dropped then."""
@@ -77,6 +98,8 @@ class BoundSession:
             self._sink.connection_denied(denial_of(message.get("denial")))
         elif kind == "uncounted":
             self._sink.denials_uncounted(count(message.get("count")))
+        elif kind == "withdrawn":
+            self._withdraw(count(message.get("number")))
         elif kind == "misused":
             self._sink.listener_misused()
         else:
@@ -102,11 +125,20 @@ class BoundSession:
             )
             self._sink.connection_closed(lost)
         self._open.clear()
+        for number, (_, (host, port)) in list(self._asked.items()):
+            self._withdraw(number)
+            why = f"{host}:{port} needs an approval, and the egress proxy was restarted while it waited; connect again"
+            self._sink.connection_denied(EgressDenial(host, port, reasons.PROXY_ENDED, why))
 
     def close(self) -> None:
         self.abandon()
         if self.listener is not None:
             self.listener.close()
+
+    def _withdraw(self, number: int) -> None:
+        task, _ = self._asked.pop(number, (None, None))
+        if task is not None:
+            task.cancel()
 
     def _moved(self, sent_bytes: int, received_bytes: int) -> None:
         self._sent_bytes += sent_bytes

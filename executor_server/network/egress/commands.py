@@ -15,7 +15,7 @@ import structlog
 
 from executor_server.network.egress.bound import BoundSession
 from executor_server.network.egress.interface import EgressError
-from executor_server.network.egress.reports import BadReport, count, text
+from executor_server.network.egress.reports import BadReport, count, target_of, text
 
 _MAX_BAD_REPORTS = 1000
 _LOGGED_BAD_REPORTS = 10
@@ -92,7 +92,10 @@ class Commands:
             session = self._session_of(session_id) if isinstance(session_id, str) else None
             if session is None:  # one that was just released, or none that ever was
                 raise BadReport("its session is not bound")
-            session.take(message)
+            if kind == "asks":
+                session.ask(count(message.get("number")), target_of(message), self.send)
+            else:
+                session.take(message)
             if kind == "denied":
                 # Later in this round of the loop, so that the sink's notice to the guest is sent first.
                 ack = {"type": "ack", "number": count(message.get("number"))}

@@ -50,6 +50,14 @@ class EgressSink(Protocol):
     def denials_uncounted(self, count: int) -> None:
         """Refused `count` more requests, too fast to report each."""
 
+    async def host_asked(self, host: str, port: int) -> str:
+        """Asks for the approval that a connection to this canonical host needs.
+
+        Returns why it was denied, as a clause for the program; empty if the connection may be made. Cancelled when no
+        program waits for it any more.
+        """
+        ...
+
     def listener_misused(self) -> None:
         """The sandbox tried to block the proxy through its listener, and has lost its network."""
 

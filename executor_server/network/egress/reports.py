@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from executor_server.core import EgressConnection, EgressDenial
+from executor_server.guest.egress.host_names import BadName, LiteralAddress, parse_authority
 from executor_server.guest.egress.reasons import ENDS, REFUSALS
 
 _MAX_ID_CHARS = 64
@@ -59,6 +60,22 @@ def denial_of(values: object) -> EgressDenial:
         message=text(fields.get("message"), _MAX_MESSAGE_CHARS),
         address=text(fields.get("address"), _MAX_ADDRESS_CHARS),
     )
+
+
+def target_of(fields: Mapping[str, Any]) -> tuple[str, int]:
+    """Reads a host, which has its canonical form, and a port. Raises BadReport."""
+    host, port = text(fields.get("host"), _MAX_HOST_CHARS), _port(fields.get("port"))
+    try:
+        target = parse_authority(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")
+    except LiteralAddress as literal:
+        if literal.target is None:
+            raise BadReport("an address does not have its canonical form") from None
+        target = literal.target
+    except BadName:
+        raise BadReport("a host is no name") from None
+    if target != (host, port):
+        raise BadReport("a host does not have its canonical form")
+    return host, port
 
 
 def count(value: object) -> int:

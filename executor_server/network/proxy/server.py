@@ -111,18 +111,17 @@ class Server:
             max_backlog_bytes=_MAX_BACKLOG_BYTES,
             takes_descriptors=True,
             on_message=self._handle,
-            on_end=_end,
+            on_end=self._end,
         )
         self._control = ControlServer(self._link.send_line, lambda: self._link.backlog_bytes)
-        self._control.drive(
-            Proxy(
-                resolver=parts.resolver,
-                classifier=parts.classifier,
-                reporter=self._control,
-                connector=parts.connector,
-                terminator=parts.terminator,
-            )
+        self._proxy = Proxy(
+            resolver=parts.resolver,
+            classifier=parts.classifier,
+            reporter=self._control,
+            connector=parts.connector,
+            terminator=parts.terminator,
         )
+        self._control.drive(self._proxy)
         self._link.send({"type": "ready"})
 
     def _handle(self, message: Message, descriptor: int | None) -> None:
@@ -133,6 +132,11 @@ class Server:
         else:
             listener = None if descriptor is None else socket.socket(fileno=descriptor)
             self._control.handle(message, listener)
+
+    def _end(self, _why: str) -> None:
+        """Ends the process, since the daemon is gone; an exception could be delayed, and connections would go on."""
+        self._proxy.dismiss_held("the daemon that asks for it has ended; try again")
+        os._exit(0)
 
     def _take_secret(self, name: str, descriptor: int) -> None:
         try:
@@ -194,11 +198,6 @@ def _read_settings(sock: socket.socket) -> Message:
     if not isinstance(settings, dict) or settings.get("type") != "start":
         raise ControlError("the first message is not `start`")
     return settings
-
-
-def _end(_why: str) -> None:
-    """Ends the process, since the daemon is gone; an exception could be delayed, and connections would go on."""
-    os._exit(0)
 
 
 def _report_without_text(kind: type[BaseException], _error: BaseException, trace: Any) -> None:

@@ -115,6 +115,18 @@ def test_a_host_with_a_secret_passes_over_backends_that_set_no_headers() -> None
         assert caught.value.violations == (expected,)
 
 
+def test_hosts_to_ask_for_pass_over_backends_that_hold_no_connections() -> None:
+    def backends(listed: str) -> tuple[str, ...]:
+        profile = f"sandbox.backends = {listed}\nnetwork.ask = ['a.example']"
+        return policy(profile).decide(ALICE, RequestedSession()).sandbox.backends
+
+    assert backends("['e2b', 'docker']") == ("docker",)
+    with pytest.raises(PolicyViolation) as caught:
+        backends("['e2b']")
+    unsupported = ("hosts without an approval on the e2b backend", "profiles.a.network.ask")
+    assert caught.value.violations == (Violation("network", ViolationKind.UNSUPPORTED, "a.example", *unsupported),)
+
+
 @pytest.mark.parametrize(
     ("image", "backend", "message"),
     [

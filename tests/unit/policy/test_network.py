@@ -397,6 +397,10 @@ def test_secrets_that_the_configuration_lacks_are_found_beforehand() -> None:
     assert [str(problem) for problem in unserved(file_of(PROFILE), validated(Config, cloud))] == [
         "profiles.a.network.secrets: the e2b backend sets no headers, so no session gets these hosts"
     ]
+    asking = file_of('network.ask = ["a.example"]')
+    assert [str(problem) for problem in unserved(asking, validated(Config, cloud))] == [
+        "profiles.a.network.ask: the e2b backend does not hold connections for an approval, so no session is made"
+    ]
 
 
 def test_the_policy_of_a_daemon_knows_its_secrets() -> None:

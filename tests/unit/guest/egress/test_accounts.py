@@ -9,6 +9,7 @@ import pytest
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.accounts import AcceptPace, ByteAccount, MinuteCount
 from executor_server.guest.egress.endpoint import CHUNK_BYTES
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import Limits, Used
 from executor_server.guest.egress.refusals import Ended
@@ -23,6 +24,9 @@ class Reports:
     def closed(self, session_id: str, connection: dict[str, Any]) -> None: ...
 
     async def denied(self, session_id: str, denial: dict[str, Any]) -> None: ...
+
+    async def ask(self, session_id: str, target: Target) -> str:
+        raise AssertionError("an account asks for nothing")
 
     def misused(self, session_id: str) -> None: ...
 

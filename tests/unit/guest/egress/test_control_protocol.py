@@ -23,6 +23,7 @@ from executor_server.guest.egress.control_protocol import (
     Message,
     encode,
 )
+from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.host_rules import Rules
 from executor_server.guest.egress.protocols import Used
 from executor_server.guest.egress.proxy import Proxy
@@ -255,6 +256,20 @@ async def test_refusal_waits_for_its_acknowledgement() -> None:
     ends.server.handle({"type": "ack", "number": sent["number"] + 1})  # another one's, or one that came too late
     ends.server.handle({"type": "ack", "number": sent["number"]})
     await reporting
+
+
+async def test_approval_is_asked_for_and_withdrawn_when_nobody_waits() -> None:
+    ends = Ends()
+    given, withdrawn = (asyncio.create_task(ends.server.ask("s", Target(f"{name}.example", 443))) for name in "ab")
+    await asyncio.sleep(0)
+    first, second = ends.of_type("asks")
+    assert first == {"type": "asks", "session": "s", "number": first["number"], "host": "a.example", "port": 443}
+    ends.server.handle({"type": "ruled", "number": first["number"], "why": "no"})
+    assert await given == "no"
+    withdrawn.cancel()
+    await asyncio.wait([withdrawn])
+    assert ends.of_type("withdrawn") == [{"type": "withdrawn", "session": "s", "number": second["number"]}]
+    ends.server.handle({"type": "ruled", "number": second["number"], "why": ""})  # crossed the withdrawal
 
 
 async def test_acknowledgement_after_the_wait_was_given_up_is_ignored() -> None:

@@ -54,6 +54,7 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.assembler import Assembler
 from executor_client._core.local import LocalPath, open_regular
+from executor_client._core.short_repr import ShortRepr
 from executor_client._core.values import unpack_or_opaque
 from executor_client.errors import InvalidRequest, ProtocolError, RecordingError
 from executor_client.results import ExecutionResult
@@ -178,11 +179,13 @@ def _message(fields: Mapping[str, Any], made: type[Message], what: str) -> Any:
 # Reading
 
 
-class Recording:
+class Recording(ShortRepr):
     """Reads a recording. Opening it checks every hash and bound; as a context manager, closes the file.
 
     Raises RecordingError for a file that is cut, damaged, edited, too large or of a newer version, and OSError.
     """
+
+    _shows = ("path",)
 
     def __init__(self, path: LocalPath) -> None:
         self.path = Path(path)
@@ -421,13 +424,15 @@ def _digest(file: BinaryIO, size_bytes: int) -> bytes:
 # Writing
 
 
-class Recorder:
+class Recorder(ShortRepr):
     """Writes a recording. Thread-safe. As a context manager, closes it; so does the end of the process.
 
     `redact_tools` are patterns of names ("crm_*") of host tools whose arguments and answers are left out. What the code
     prints of them is not: it is output. The file is readable by its owner only, and replaces an existing file of this
     name when the recording is closed. Raises OSError if the file can't be made; after that, nothing.
     """
+
+    _shows = ("path",)
 
     def __init__(self, path: LocalPath, *, redact_tools: Iterable[str] = ()) -> None:
         self.path = Path(path)

@@ -88,7 +88,8 @@ show(found)
 """,
     "host files": f"""
 import os
-show([path for path in ("/etc/shadow", "/home", "/var/lib", "/var/log", "/sys", "/boot", "/etc/ssl/private", "/root/.bashrc", "/root/.ssh",
+homes = [f"/home/{{name}}" for name in os.listdir("/home") if os.readlink("/home/user") == "/workspace" and name != "user"]
+show([path for path in (*homes, "/etc/shadow", "/var/lib", "/var/log", "/sys", "/boot", "/etc/ssl/private", "/root/.bashrc", "/root/.ssh",
     "/proc/1/root/etc/shadow", {str(REPOSITORY / "pyproject.toml")!r}, "/run/docker.sock") if os.path.exists(path)])
 """,
     "devices": "import os; show(os.listdir('/dev'))",

@@ -68,6 +68,10 @@ RECORDING_BYTES_MAX = 2 << 30
 """Bytes of a recording; below 4 GiB, so that a zip needs no extensions."""
 LINES_BYTES_MAX = 1 << 30
 LINE_BYTES_MAX = 32 << 20
+HELD_BYTES_MAX = 2 << 30
+"""Bytes of the entries that `Recording.steps` holds at one time. A bomb has as many in a small file."""
+_ENTRY_BYTES = 1_000
+"""Bytes that an entry takes in memory, in addition to its line."""
 BLOBS_MAX = 60_000
 """Fewer than the 65,535 members of a zip without extensions."""
 _MANIFEST_BYTES_MAX = 1 << 20
@@ -201,6 +205,32 @@ class Recording(ShortRepr):
 
     def entries(self) -> Iterator[Entry]:
         """Yields the entries in order. Raises RecordingError at one that is not valid."""
+        return (entry for entry, _ in self._sized_entries())
+
+    def steps(self) -> Iterator[Step]:
+        """Yields the executions, each when it has ended; those without a result come last.
+
+        Raises RecordingError, also if the executions that have not ended take more than `HELD_BYTES_MAX`.
+        """
+        running: dict[int, list[Entry]] = {}
+        held: Counter[int] = Counter()
+        for entry, size_bytes in self._sized_entries():
+            if entry.kind == "execute":
+                running[entry.step] = []
+            if entry.step in running:
+                running[entry.step].append(entry)
+                held[entry.step] += size_bytes + _ENTRY_BYTES
+                held[0] += size_bytes + _ENTRY_BYTES
+                if held[0] > HELD_BYTES_MAX:
+                    raise self._broken(f"more than {HELD_BYTES_MAX:,} bytes of entries are of unended executions")
+                if entry.kind == "broken" or (entry.kind == "event" and "result" in entry.fields):
+                    held[0] -= held.pop(entry.step)
+                    yield _step(running.pop(entry.step), is_ended=entry.kind == "event")
+        for left in running.values():
+            yield _step(left, is_ended=False)
+
+    def _sized_entries(self) -> Iterator[tuple[Entry, int]]:
+        """Yields the entries with the bytes of their lines."""
         steps = 0
         for number, line in enumerate(self._lines(), 1):
             entry = _entry(number, line)
@@ -210,20 +240,7 @@ class Recording(ShortRepr):
                     raise self._broken(f"entry {number} begins execution {entry.step} after {steps - 1}")
             elif not 0 <= entry.step <= steps:
                 raise self._broken(f"entry {number} is of execution {entry.step}, which has not begun")
-            yield entry
-
-    def steps(self) -> Iterator[Step]:
-        """Yields the executions, each when it has ended; those without a result come last."""
-        running: dict[int, list[Entry]] = {}
-        for entry in self.entries():
-            if entry.kind == "execute":
-                running[entry.step] = [entry]
-            elif entry.step in running:
-                running[entry.step].append(entry)
-                if entry.kind == "broken" or (entry.kind == "event" and "result" in entry.fields):
-                    yield _step(running.pop(entry.step), is_ended=entry.kind == "event")
-        for left in running.values():
-            yield _step(left, is_ended=False)
+            yield entry, len(line)
 
     def result(self, step: Step) -> ExecutionResult | None:
         """Returns the result of an execution, as the client returned it; None without one.
@@ -495,7 +512,6 @@ class _File:
     def __init__(self, path: Path, redact_tools: tuple[str, ...]) -> None:
         self._path = path
         self._redact_tools = redact_tools
-        self._pid = os.getpid()
         self._lock = threading.RLock()
         with ExitStack() as on_failure:
             self._entries = on_failure.enter_context(tempfile.TemporaryFile(dir=path.parent))
@@ -505,6 +521,7 @@ class _File:
             self._zip = zipfile.ZipFile(on_failure.enter_context(os.fdopen(fd, "w+b")), "w")
             on_failure.pop_all()
         self.is_open = True
+        _open_files.add(self)
         self._ended = ""
         self._blobs: set[str] = set()
         self._bytes = 0
@@ -520,6 +537,7 @@ class _File:
             noted = _NOTED.pack(time.time(), _KIND_NAMES.index(kind), flags, step, len(fields))
             try:
                 self._entries.write(noted + fields)
+                self._entries.flush()
             except OSError as error:
                 self._discard(error)
 
@@ -532,6 +550,7 @@ class _File:
                 return
             try:
                 self._zip.writestr(_member(_BLOBS + name), data)
+                self._zip.fp.flush()  # type: ignore[union-attr]  # it is open
             except OSError as error:
                 self._discard(error)
                 return
@@ -543,7 +562,7 @@ class _File:
 
     def close(self) -> None:
         with self._lock:
-            if not self.is_open or os.getpid() != self._pid:  # a forked child leaves its parent's recording alone
+            if not self.is_open:
                 return
             self.is_open = False
             try:
@@ -555,7 +574,7 @@ class _File:
                 self._entries.close()
 
     def _takes(self) -> bool:
-        return self.is_open and not self._ended and os.getpid() == self._pid
+        return self.is_open and not self._ended
 
     def _fits(self, size_bytes: int) -> bool:
         self._bytes += size_bytes
@@ -573,6 +592,15 @@ class _File:
         _log.warning("the recording %s failed, and nothing of it is kept: %s. The run goes on", self._path, error)
         with suppress(OSError):
             self._part.unlink()
+        self._close_files()
+
+    def abandon(self) -> None:
+        """Leaves the files alone in a forked child: they are its parent's. Nothing is in their buffers."""
+        self._lock = threading.RLock()  # a thread of the parent may have held it
+        self.is_open = False
+        self._close_files()
+
+    def _close_files(self) -> None:
         with suppress(OSError):
             self._entries.close()
         with suppress(OSError, ValueError):
@@ -626,6 +654,17 @@ class _File:
                 fields = fields_of(made.FromString(data))
             entry = {"time": round(time_s, 6), "kind": kind, "step": step, "fields": fields}
             yield kind, packed_json({**entry, "redacted": True} if flags & _REDACTED else entry) + b"\n"
+
+
+_open_files: weakref.WeakSet[_File] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    for file in list(_open_files):
+        file.abandon()
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def _member(name: str, compression: int = zipfile.ZIP_STORED) -> zipfile.ZipInfo:

@@ -10,6 +10,8 @@ import random
 import resource
 import stat
 import struct
+import subprocess
+import sys
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,6 +20,7 @@ from typing import Any
 import pytest
 
 from executor_client import InvalidRequest, Outcome, Recorder, Recording, RecordingError
+from executor_client import recording as recording_module
 from executor_client.recording import BLOBS_MAX
 from tests.support.blocking import client_of
 from tests.support.daemon import Daemon
@@ -138,6 +141,24 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_the_end_of_a_process_writes_the_file_and_a_forked_child_leaves_it_alone(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from executor_client import Recorder
+recorder = Recorder(sys.argv[1])
+recorder.add("session", {"image": "base"})
+if os.fork() == 0:
+    recorder.add("session", {"image": "of the child"})
+    sys.exit()
+os.wait()
+assert not os.path.exists(sys.argv[1])
+"""
+    path = tmp_path / "run.rxr"
+    subprocess.run([sys.executable, "-X", "dev", "-W", "error", "-c", program, path], check=True, timeout=60)
+    with Recording(path) as recording:
+        assert [entry.fields for entry in recording.entries()] == [{"image": "base"}]
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Files that are refused. They need no daemon.
 
@@ -173,9 +194,8 @@ def forged(path: Path, **changes: Any) -> bytes:
     """A recording with other lines or another manifest, and the right hashes: an attacker can compute them."""
     lines: bytes = changes.pop("lines", b'{"time":1.0,"kind":"session","step":0,"fields":{}}\n')
     chain = hashlib.sha256(b"").digest()
-    if len(lines) < 10_000:
-        for line in lines.splitlines(keepends=True):
-            chain = hashlib.sha256(chain + line).digest()
+    for line in lines.splitlines(keepends=True):
+        chain = hashlib.sha256(chain + line).digest()
     counts: dict[str, dict[str, int]] = {"captured": {}, "referenced": {}, "unknown": {}}
     manifest = {"version": 1, "writer": "", "entries": lines.count(b"\n"), "chain": chain.hex(), "complete": True}
     manifest = {**manifest, "ended": "", "redacted_tools": [], **counts, **changes}
@@ -208,6 +228,16 @@ def test_a_directory_of_too_many_parts_is_refused_unread(small: bytes, tmp_path:
     end = bytearray(small)
     end[-86 + 8 : -86 + 12] = struct.pack("<HH", BLOBS_MAX + 9, BLOBS_MAX + 9)
     assert "too many parts" in refusal(tmp_path / "many.rxr", bytes(end))
+
+
+def test_executions_without_an_end_are_refused_before_they_fill_the_memory(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(recording_module, "HELD_BYTES_MAX", 500_000)
+    lines = b"".join(b'{"time":1,"kind":"execute","step":%d,"fields":{}}\n' % step for step in range(1, 1000))
+    (tmp_path / "many.rxr").write_bytes(forged(tmp_path / "f", lines=lines))
+    with pytest.raises(RecordingError, match="500,000 bytes"), Recording(tmp_path / "many.rxr") as recording:
+        list(recording.steps())
 
 
 @pytest.mark.parametrize(

@@ -451,7 +451,7 @@ def test_a_repl_with_a_name_leaves_its_session(
 @pytest.mark.parametrize(
     ("words", "found"),
     [
-        (["executor", "rep"], ["repl"]),
+        (["executor", "rep"], ["repl", "replay"]),
         (["executor", "run", "--save-s"], ["--save-state"]),
         (["executor", "--to"], ["--token"]),
         (["executor", "env", "b"], ["build"]),
@@ -472,7 +472,7 @@ def test_fish_completes_commands_and_their_options(capsys: Captured, tmp_path: P
     asks = "; ".join(f"complete -C 'executor {line}'" for line in ("rep", "run --save-s", "env b"))
     command = ["fish", "-N", "-c", f"{script}\n{asks}"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["repl", "--save-state", "build"]
+    assert [line.split("\t")[0] for line in done.stdout.splitlines()] == ["repl", "replay", "--save-state", "build"]
 
 
 def test_fish_gets_each_command_and_option_with_its_help(capsys: Captured) -> None:

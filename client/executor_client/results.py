@@ -357,14 +357,15 @@ class NetworkSecret(ShortRepr):
 class NetworkRules(ShortRepr):
     """The hosts that sessions may reach, and the limits of one session.
 
-    A session can always reach the `default` hosts and may request those that `allowed` covers; it never reaches
-    `denied` hosts. A pattern is a name, or `*.` and a name for its subdomains, with a port; without a port it means the
-    ports 443 and 80. Without any host there is no network, and the limits are 0.
+    A session can always reach the `default` hosts, may request those that `allowed` covers, and reaches `ask` hosts
+    after an approval; it never reaches `denied` hosts. A pattern is a name, or `*.` and a name for its subdomains, with
+    a port; without a port it means the ports 443 and 80. Without any host there is no network, and the limits are 0.
     """
 
     default: tuple[str, ...] = field(default=(), metadata=on_wire("default_hosts"))
     allowed: tuple[str, ...] = field(default=(), metadata=on_wire("allowed_hosts"))
     denied: tuple[str, ...] = field(default=(), metadata=on_wire("denied_hosts"))
+    ask: tuple[str, ...] = field(default=(), metadata=on_wire("ask_hosts"))
     secrets: tuple[NetworkSecret, ...] = ()
     max_connections: int = 0
     max_new_connections_per_minute: int = 0
@@ -374,7 +375,7 @@ class NetworkRules(ShortRepr):
 
     def __bool__(self) -> bool:
         """True if a session can have a network."""
-        return bool(self.default or self.allowed)
+        return bool(self.default or self.allowed or self.ask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -383,7 +384,7 @@ class PackagesPolicy(ShortRepr):
 
     `allowed` are names with allowed versions and extras; "*" means every other package of the daemon's index. `locked`
     are the packages of a lock, as "name==version": a session that requests one gets all of them. With `auto`, the
-    daemon adds packages for authorized modules that are missing.
+    daemon adds packages for authorized modules that are missing. Those of `ask` need an approval.
     """
 
     allowed: tuple[str, ...] = ()
@@ -392,10 +393,11 @@ class PackagesPolicy(ShortRepr):
     max_requirements: int = 0
     max_environment_bytes: int = 0
     exclude_newer_s: float | None = None
+    ask: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
         """True if a session can request packages."""
-        return bool(self.allowed or self.locked)
+        return bool(self.allowed or self.locked or self.ask)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -432,3 +434,7 @@ class Policy(ShortRepr):
     state: StateRules
     processes: ProcessRules = NO_RULES
     ports: PortRules = NO_PORTS
+    ask_imports: tuple[str, ...] = ()
+    """Imports that need an approval to be authorized."""
+    ask_tools: tuple[str, ...] = ()
+    """Names of tools of which each call needs an approval."""

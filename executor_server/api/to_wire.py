@@ -91,6 +91,7 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         backend=next(iter(summary.backends), ""),
         tool_placements=summary.tools.placements,
         allowed_tools=summary.tools.allowed,
+        ask_tools=summary.tools.ask,
         network="names" if summary.network.rules.any else "none",
         network_rules=_network_rules_to(summary.network.rules, summary.network.default, summary.network.allowed),
         packages=summary.packages if summary.packages != PackagesSummary() else None,
@@ -101,7 +102,14 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
 def _network_rules_to(rules: NetworkRules, default: Sequence[str], allowed: Sequence[str]) -> pb.NetworkRules | None:
     if not rules.any:
         return None
-    return write(pb.NetworkRules, rules, default_hosts=default, allowed_hosts=allowed, denied_hosts=rules.denied)
+    return write(
+        pb.NetworkRules,
+        rules,
+        default_hosts=default,
+        allowed_hosts=allowed,
+        denied_hosts=rules.denied,
+        ask_hosts=rules.ask,
+    )
 
 
 def _result_to(result: Result) -> pb.ExecutionResult:

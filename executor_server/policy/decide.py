@@ -247,6 +247,7 @@ class Policy:
             default_imports=authorized_imports(profile, ()),
             allowed_imports=profile.imports.allowed,
             denied_imports=profile.imports.denied,
+            ask_imports=profile.imports.ask,
             workspace_imports=profile.imports.workspace,
             refused_language=profile.language.refused,
             images=self._choice.images_of(profile),

@@ -50,6 +50,7 @@ class PolicySummary:
     default_imports: tuple[str, ...]
     allowed_imports: tuple[str, ...]
     denied_imports: tuple[str, ...]
+    ask_imports: tuple[str, ...]
     workspace_imports: bool
     refused_language: tuple[str, ...]
     images: tuple[str, ...]

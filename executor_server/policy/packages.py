@@ -32,6 +32,7 @@ class PackagesSummary:
     max_requirements: int = 0
     max_environment_bytes: int = 0
     exclude_newer_s: float | None = None
+    ask: tuple[str, ...] = ()  # as `allowed`; these need an approval
 
 
 def packages_summary(table: PackagesTable, *, own_index: bool) -> PackagesSummary:
@@ -41,6 +42,7 @@ def packages_summary(table: PackagesTable, *, own_index: bool) -> PackagesSummar
         PackagesSummary,
         table,
         allowed=tuple(text for text in table.allowed if text != ANY_PACKAGE or own_index),
+        ask=tuple(text for text in table.ask if text != ANY_PACKAGE or own_index),
         locked=tuple(map(str, table.lock.distributions)) if table.lock is not None else (),
         exclude_newer_s=None if table.lock is not None else table.exclude_newer_s,
     )

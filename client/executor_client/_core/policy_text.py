@@ -24,9 +24,11 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     yield "imports", _listed(policy.default_imports)
     yield "  on request", _listed(policy.allowed_imports)
     yield "  never", _listed(policy.denied_imports)
+    yield from _asked(policy.ask_imports)
     yield "  workspace", "its modules too" if policy.workspace_imports else "its modules when authorized"
     yield "refused in code", _listed(policy.refused_language)
     yield "tools", f"{_listed(policy.allowed_tools)}; run in: {_listed(policy.tool_placements)}"
+    yield from _asked(policy.ask_tools)
     yield "files put", _transfers(files.max_put_bytes, files.max_puts)
     yield "files got", _transfers(files.max_get_bytes, files.max_gets)
     yield "state", _state(policy.state)
@@ -42,6 +44,7 @@ def _network(rules: NetworkRules) -> Iterator[tuple[str, str]]:
     yield "network", _listed(rules.default)
     yield "  on request", _listed(rules.allowed)
     yield "  never", _listed(rules.denied)
+    yield from _asked(rules.ask)
     for secret in rules.secrets:
         yield "  header", _secret(secret)
     yield (
@@ -54,6 +57,11 @@ def _network(rules: NetworkRules) -> Iterator[tuple[str, str]]:
     yield "  bytes", f"{rules.max_sent_bytes:,} sent, {rules.max_received_bytes:,} received in a session"
 
 
+def _asked(patterns: tuple[str, ...]) -> Iterator[tuple[str, str]]:
+    if patterns:
+        yield "  after approval", _listed(patterns)
+
+
 def _secret(secret: NetworkSecret) -> str:
     asked = " ".join(part for part in (", ".join(secret.methods), ", ".join(secret.paths)) if part)
     return f"{secret.header} is set by the daemon for {secret.host}" + (f" ({asked})" if asked else "")
@@ -64,6 +72,7 @@ def _packages(packages: PackagesPolicy) -> Iterator[tuple[str, str]]:
         yield "packages", "those of the image"
         return
     yield "packages", f"those of the image; on request: {_listed(packages.locked or packages.allowed)}"
+    yield from _asked(packages.ask)
     if packages.locked:
         yield "  locked", "requesting one installs all of them"
     if packages.auto:

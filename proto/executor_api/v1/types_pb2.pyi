@@ -728,7 +728,7 @@ class NetworkSecret(_message.Message):
     def __init__(self, host: _Optional[str] = ..., header: _Optional[str] = ..., methods: _Optional[_Iterable[str]] = ..., paths: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class NetworkRules(_message.Message):
-    __slots__ = ("default_hosts", "allowed_hosts", "denied_hosts", "secrets", "max_connections", "max_new_connections_per_minute", "max_sent_bytes", "max_received_bytes", "max_connection_s")
+    __slots__ = ("default_hosts", "allowed_hosts", "denied_hosts", "secrets", "max_connections", "max_new_connections_per_minute", "max_sent_bytes", "max_received_bytes", "max_connection_s", "ask_hosts")
     DEFAULT_HOSTS_FIELD_NUMBER: _ClassVar[int]
     ALLOWED_HOSTS_FIELD_NUMBER: _ClassVar[int]
     DENIED_HOSTS_FIELD_NUMBER: _ClassVar[int]
@@ -738,6 +738,7 @@ class NetworkRules(_message.Message):
     MAX_SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
     MAX_CONNECTION_S_FIELD_NUMBER: _ClassVar[int]
+    ASK_HOSTS_FIELD_NUMBER: _ClassVar[int]
     default_hosts: _containers.RepeatedScalarFieldContainer[str]
     allowed_hosts: _containers.RepeatedScalarFieldContainer[str]
     denied_hosts: _containers.RepeatedScalarFieldContainer[str]
@@ -747,26 +748,29 @@ class NetworkRules(_message.Message):
     max_sent_bytes: int
     max_received_bytes: int
     max_connection_s: float
-    def __init__(self, default_hosts: _Optional[_Iterable[str]] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., denied_hosts: _Optional[_Iterable[str]] = ..., secrets: _Optional[_Iterable[_Union[NetworkSecret, _Mapping]]] = ..., max_connections: _Optional[int] = ..., max_new_connections_per_minute: _Optional[int] = ..., max_sent_bytes: _Optional[int] = ..., max_received_bytes: _Optional[int] = ..., max_connection_s: _Optional[float] = ...) -> None: ...
+    ask_hosts: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, default_hosts: _Optional[_Iterable[str]] = ..., allowed_hosts: _Optional[_Iterable[str]] = ..., denied_hosts: _Optional[_Iterable[str]] = ..., secrets: _Optional[_Iterable[_Union[NetworkSecret, _Mapping]]] = ..., max_connections: _Optional[int] = ..., max_new_connections_per_minute: _Optional[int] = ..., max_sent_bytes: _Optional[int] = ..., max_received_bytes: _Optional[int] = ..., max_connection_s: _Optional[float] = ..., ask_hosts: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class PackagesPolicy(_message.Message):
-    __slots__ = ("allowed", "locked", "auto", "max_requirements", "max_environment_bytes", "exclude_newer_s")
+    __slots__ = ("allowed", "locked", "auto", "max_requirements", "max_environment_bytes", "exclude_newer_s", "ask")
     ALLOWED_FIELD_NUMBER: _ClassVar[int]
     LOCKED_FIELD_NUMBER: _ClassVar[int]
     AUTO_FIELD_NUMBER: _ClassVar[int]
     MAX_REQUIREMENTS_FIELD_NUMBER: _ClassVar[int]
     MAX_ENVIRONMENT_BYTES_FIELD_NUMBER: _ClassVar[int]
     EXCLUDE_NEWER_S_FIELD_NUMBER: _ClassVar[int]
+    ASK_FIELD_NUMBER: _ClassVar[int]
     allowed: _containers.RepeatedScalarFieldContainer[str]
     locked: _containers.RepeatedScalarFieldContainer[str]
     auto: bool
     max_requirements: int
     max_environment_bytes: int
     exclude_newer_s: float
-    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., locked: _Optional[_Iterable[str]] = ..., auto: bool = ..., max_requirements: _Optional[int] = ..., max_environment_bytes: _Optional[int] = ..., exclude_newer_s: _Optional[float] = ...) -> None: ...
+    ask: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, allowed: _Optional[_Iterable[str]] = ..., locked: _Optional[_Iterable[str]] = ..., auto: bool = ..., max_requirements: _Optional[int] = ..., max_environment_bytes: _Optional[int] = ..., exclude_newer_s: _Optional[float] = ..., ask: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages", "processes", "ports", "workspace_imports")
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages", "processes", "ports", "workspace_imports", "ask_imports", "ask_tools")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -790,6 +794,8 @@ class Policy(_message.Message):
     PROCESSES_FIELD_NUMBER: _ClassVar[int]
     PORTS_FIELD_NUMBER: _ClassVar[int]
     WORKSPACE_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    ASK_IMPORTS_FIELD_NUMBER: _ClassVar[int]
+    ASK_TOOLS_FIELD_NUMBER: _ClassVar[int]
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
@@ -813,4 +819,6 @@ class Policy(_message.Message):
     processes: ProcessRules
     ports: PortRules
     workspace_imports: bool
-    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ..., processes: _Optional[_Union[ProcessRules, _Mapping]] = ..., ports: _Optional[_Union[PortRules, _Mapping]] = ..., workspace_imports: bool = ...) -> None: ...
+    ask_imports: _containers.RepeatedScalarFieldContainer[str]
+    ask_tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ..., processes: _Optional[_Union[ProcessRules, _Mapping]] = ..., ports: _Optional[_Union[PortRules, _Mapping]] = ..., workspace_imports: bool = ..., ask_imports: _Optional[_Iterable[str]] = ..., ask_tools: _Optional[_Iterable[str]] = ...) -> None: ...

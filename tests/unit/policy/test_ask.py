@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from executor_server.api.to_wire import policy_to
 from executor_server.core.config.key_types import ConfigError
 from executor_server.core.errors import PolicyViolation
 from executor_server.core.model import Principal, SessionSpec, ShippedTool, ToolSpec
@@ -185,3 +186,12 @@ def test_an_explanation_names_the_line_that_asks() -> None:
         ("tool x: waits for an approval", 4),
         ("host a.example:443: waits for an approval", 5),
     ]
+
+
+def test_a_client_reads_what_needs_an_approval() -> None:
+    found = policy(
+        "imports.ask = ['os']\ntools.ask = ['x']\nnetwork.ask = ['a.example']\npackages.ask = ['six']", own_index=True
+    )
+    message = policy_to(found.describe(ALICE))
+    asks = (message.ask_imports, message.ask_tools, message.network_rules.ask_hosts, message.packages.ask)
+    assert list(map(list, asks)) == [["os"], ["x"], ["a.example"], ["six"]]

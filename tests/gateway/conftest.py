@@ -25,9 +25,10 @@ def gateway(daemon: Daemon) -> Iterator[Gateway]:
         yield running
 
 
-@pytest.fixture
-def e2b(gateway: Gateway, monkeypatch: pytest.MonkeyPatch) -> Gateway:
+@pytest.fixture(scope="module")
+def e2b(gateway: Gateway) -> Iterator[Gateway]:
     """The gateway, with the environment in which E2B's SDK uses it."""
-    for name, value in gateway.environment().items():
-        monkeypatch.setenv(name, value)
-    return gateway
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in gateway.environment().items():
+            patch.setenv(name, value)
+        yield gateway

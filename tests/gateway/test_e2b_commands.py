@@ -20,12 +20,9 @@ from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module")
-def sandbox(gateway: Gateway) -> Iterator[Sandbox]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gateway.environment().items():
-            patch.setenv(name, value)
-        with Sandbox.create(envs={"OF_SANDBOX": "yes", "BOTH": "sandbox"}) as sandbox:
-            yield sandbox
+def sandbox(e2b: Gateway) -> Iterator[Sandbox]:
+    with Sandbox.create(envs={"OF_SANDBOX": "yes", "BOTH": "sandbox"}) as sandbox:
+        yield sandbox
 
 
 def test_a_command_returns_both_streams_and_its_exit_code(sandbox: Sandbox) -> None:

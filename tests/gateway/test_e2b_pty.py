@@ -12,12 +12,9 @@ from tests.support.polling import eventually
 
 
 @pytest.fixture(scope="module")
-def sandbox(gateway: Gateway) -> Iterator[Sandbox]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gateway.environment().items():
-            patch.setenv(name, value)
-        with Sandbox.create(envs={"OF_SANDBOX": "yes"}) as sandbox:
-            yield sandbox
+def sandbox(e2b: Gateway) -> Iterator[Sandbox]:
+    with Sandbox.create(envs={"OF_SANDBOX": "yes"}) as sandbox:
+        yield sandbox
 
 
 def test_a_terminal_is_a_login_shell_with_its_environment_directory_and_size(sandbox: Sandbox) -> None:

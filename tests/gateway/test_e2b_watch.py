@@ -28,12 +28,9 @@ WAIT_S = 30.0
 
 
 @pytest.fixture(scope="module")
-def sandbox(gateway: Gateway) -> Iterator[Sandbox]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gateway.environment().items():
-            patch.setenv(name, value)
-        with Sandbox.create() as sandbox:
-            yield sandbox
+def sandbox(e2b: Gateway) -> Iterator[Sandbox]:
+    with Sandbox.create() as sandbox:
+        yield sandbox
 
 
 @pytest.fixture

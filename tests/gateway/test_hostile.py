@@ -66,12 +66,9 @@ class Target:
 
 
 @pytest.fixture(scope="module")
-def target(gateway: Gateway) -> Iterator[Target]:
-    with pytest.MonkeyPatch.context() as patch:
-        for name, value in gateway.environment().items():
-            patch.setenv(name, value)
-        with Sandbox.create() as sandbox:
-            yield Target(gateway, sandbox)
+def target(e2b: Gateway) -> Iterator[Target]:
+    with Sandbox.create() as sandbox:
+        yield Target(e2b, sandbox)
 
 
 def _frame(message: object, flags: int = 0, length: int | None = None) -> bytes:

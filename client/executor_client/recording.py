@@ -248,15 +248,20 @@ class Recording(ShortRepr):
         A final answer that couldn't be packed is None. Raises RecordingError.
         """
         assembler = Assembler(step.request.execution_id)
+        assembler.final_answers = self.final_answers(step)
         try:
-            for _, answer in step.answers():
-                value = unpack_or_opaque(self.payload(answer.value.packed)) if answer.HasField("value") else None
-                assembler.final_answers[answer.call_id] = value
             for event in self.events(step):
                 assembler.feed(event)
         except ProtocolError as error:
             raise self._broken(f"execution {step.number} is not valid: {error}") from error
         return assembler.result
+
+    def final_answers(self, step: Step) -> dict[str, Any]:
+        """Returns the values of the tools' answers by call, for an `Assembler`."""
+        return {
+            answer.call_id: unpack_or_opaque(self.payload(answer.value.packed)) if answer.HasField("value") else None
+            for _, answer in step.answers()
+        }
 
     def events(self, step: Step) -> Iterator[pb.Event]:
         """Yields the events of an execution, with all payloads inline and numbered from 1."""

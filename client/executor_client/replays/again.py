@@ -23,7 +23,7 @@ from executor_client._core.values import pack
 from executor_client.client import ExecutorClient
 from executor_client.errors import RecordingError
 from executor_client.recording import Entry, Recording, Step
-from executor_client.replays.comparison import Difference, alike, call_text, difference
+from executor_client.replays.comparison import Difference, Diverged, alike, call_text, difference
 from executor_client.replays.steps import RecordedCall, answer_of, calls_of, in_order
 from executor_client.replays.timeline import arguments_text, lacking
 from executor_client.results import ExecutionResult, Outcome
@@ -40,13 +40,6 @@ class Replayed:
     steps: int
     divergence: Difference | None
     unverified: tuple[str, ...]
-
-
-class _Diverged(BaseException):
-    """Raised in a tool's thread; not an `Exception`, so it ends the execution."""
-
-    def __init__(self, difference: Difference) -> None:
-        self.difference = difference
 
 
 class _Unanswered(BaseException):
@@ -197,7 +190,7 @@ class _Replay:
         self.steps += 1
         try:
             got, missing = self._run(step)
-        except _Diverged as diverged:
+        except Diverged as diverged:
             return diverged.difference
         if step.number < self.from_step:
             self.on_step(step.number, "run, not compared")
@@ -251,7 +244,7 @@ class _Calls:
             if call is None:
                 expected = str(self._left[0]) if self._left else "no further tool call"
                 got = call_text(name, arguments_text(pack(given)))
-                raise _Diverged(Difference(self._step.number, self._what(), expected, got))
+                raise Diverged(Difference(self._step.number, self._what(), expected, got))
             self._left.remove(call)
             self._answered += 1
         if call.answer is None:

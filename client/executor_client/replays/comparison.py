@@ -41,6 +41,18 @@ class Difference:
         return [f"{where}: {self.what}", f"  expected: {self.expected}", f"  got:      {self.got}"]
 
 
+class Diverged(BaseException):
+    """Something differs from the recording. Not an `Exception`: the code and the agent that run must not handle it."""
+
+    def __init__(self, difference: Difference) -> None:
+        super().__init__("\n".join(["it differs from the recording", *difference.lines()]))
+        self.difference = difference
+
+    @classmethod
+    def of(cls, step: int, what: str, expected: Any, got: Any) -> Diverged:
+        return cls(Difference(step, what, *_shown(expected, got)))
+
+
 def difference(step: int, expected: ExecutionResult, got: ExecutionResult) -> Difference | None:
     """Returns the first difference of two results; None if there is none."""
     for what, before, after in _compared(expected, got):

@@ -121,6 +121,14 @@ class SessionLease:
         """The session, or None if none was created yet."""
         return self._session
 
+    def record_to(self, path: LocalPath) -> None:
+        """Records all sessions from now on. To be called before the first one."""
+        self._record = path
+
+    def replay(self, connect: Callable[[], ExecutorClient]) -> None:
+        """Takes sessions from another client, and records none. To be called before the first one."""
+        self._connect, self._record, self._recorder = connect, None, None
+
     def recorder(self) -> Recorder | None:
         """Returns the recorder of all sessions until `close`; None without `record`. Raises OSError."""
         with self._lock:

@@ -21,7 +21,7 @@ from executor_client import TlsConfig
 from executor_client.aio import AsyncExecutorClient
 from executor_client.errors import ConfigurationError
 from executor_server.core import AddressError, TcpAddress, UnixAddress, addresses
-from executor_server.core.config import Config, GatewaySection, StateDir, claim
+from executor_server.core.config import AlreadyRunning, Config, GatewaySection, StateDir, StateDirError, claim
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.connect import connect_app
 from executor_server.gateway.e2b.envd_app import envd_app
@@ -53,8 +53,14 @@ def serve(config: Config) -> None:
             "and gateway.tls_key, or listen on 127.0.0.1."
         )
     addresses.check_port(address)  # granian would share the port with another gateway
-    with claim(config.server.state_dir / "gateway") as state:
-        asyncio.run(_serve(config, state, address))
+    try:
+        with claim(config.server.state_dir / "gateway") as state:
+            asyncio.run(_serve(config, state, address))
+    except AlreadyRunning as error:
+        raise StateDirError(
+            f"Another gateway is running with the state directory {config.server.state_dir}. Stop it, or start this "
+            "one with --state-dir for another directory and --daemon for the daemon's address."
+        ) from error
 
 
 async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
@@ -75,7 +81,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
         router = Router(_applications(section, clients, sandboxes), clients, section.domain)
         server = _server(section, address, router)
         scheme = "http" if section.tls_cert is None else "https"
-        server.on_startup(lambda: _announce(f"{scheme}://{address}"))
+        server.on_startup(lambda: _announce(f"{scheme}://{address}", daemon))
         serving = asyncio.create_task(server.serve())
         stopping = asyncio.create_task(stopped.wait())
         await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
@@ -85,10 +91,29 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
         await serving
 
 
-def _announce(url: str) -> None:
+def _announce(url: str, daemon: str) -> None:
     """Tells people, and programs that wait, that the socket accepts connections."""
     sys.stdout.write(f"executor-server gateway listens on {url}\n")
     sys.stdout.flush()
+    if daemon.startswith("unix:") and not _accepts(daemon.removeprefix("unix:")):
+        sys.stderr.write(
+            f"No daemon listens on {daemon} yet, and requests get status 503. Start it with `executor-server serve` "
+            "and the same state directory, or name another one with --daemon.\n"
+        )
+        sys.stderr.flush()
+
+
+def _accepts(path: str) -> bool:
+    """True if a process listens on the Unix socket."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        probe.setblocking(False)
+        try:
+            probe.connect(path)
+        except BlockingIOError:
+            return True
+        except OSError:
+            return False
+    return True
 
 
 def _applications(section: GatewaySection, clients: Clients, sandboxes: Sandboxes) -> Applications:

@@ -44,5 +44,12 @@ from executor_server.core.config.problems import (
     undotted,
     validated,
 )
-from executor_server.core.config.state_dir import StateDir, StateDirError, claim, default_state_dir, read_token
+from executor_server.core.config.state_dir import (
+    AlreadyRunning,
+    StateDir,
+    StateDirError,
+    claim,
+    default_state_dir,
+    read_token,
+)
 from executor_server.core.config.toml_file import parse_toml, read_bytes, read_trusted

@@ -60,7 +60,8 @@ def connect_app(clients: Clients, allowed_origins: Collection[str]) -> Starlette
 
 def _no_such(request: Request, error: Exception) -> Response:
     status = cast("HTTPException", error).status_code
-    message = f"there is no {request.method} {request.url.path} here; GET /openapi.json lists everything"
+    asked = f"{request.method} {request.url.path}"
+    message = f"there is no {asked} here; GET /openapi.json lists everything, and the page /try calls it"
     return JSONResponse({"code": Code.UNIMPLEMENTED.value, "message": message}, status)
 
 

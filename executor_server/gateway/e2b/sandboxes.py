@@ -237,7 +237,8 @@ class _Account:
         name = template.removesuffix(":default")
         image = self._templates.get(name, name)
         if image not in policy.images:
-            raise E2BError(404, f"template {template[:256]!r} not found: the policy offers {_listed(policy.images)}")
+            names = (*policy.images, *(each for each, leads_to in self._templates.items() if leads_to in policy.images))
+            raise E2BError(404, f"template {template[:256]!r} not found: there are {_listed(names)}")
         return image
 
     async def _alias(self, request: Request) -> Response:

@@ -32,8 +32,12 @@ export class Client {
   #renewal: ReturnType<typeof setTimeout> | undefined;
   #isClosed = false;
 
-  constructor(address: string | Transport, { token }: { token: string }) {
-    this.rpc = connect(address, token);
+  constructor(address: string | Transport, options: { token: string }) {
+    // Programs in JavaScript take both from variables that may be unset.
+    if (options?.token === undefined) {
+      throw new TypeError("there is no token: pass { token }, made by `executor-server token new`");
+    }
+    this.rpc = connect(address, options.token);
   }
 
   /** Makes a session. Waits while an image is fetched or packages are installed. Throws PolicyViolationError. */

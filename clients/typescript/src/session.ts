@@ -5,7 +5,7 @@ import { NotFoundError, ProtocolError } from "./errors.js";
 import { Blobs, decodeOrOpaque, Execution, type Packed, type Tool } from "./execution.js";
 import { Files, PIECE_BYTES, pieces } from "./files.js";
 import type { UploadBlobRequestSchema } from "./gen/executor_api/v1/executor_service_pb.js";
-import type { LimitsSchema, Session as SessionInfo } from "./gen/executor_api/v1/types_pb.js";
+import { LimitsSchema, type Session as SessionInfo } from "./gen/executor_api/v1/types_pb.js";
 import { repeated, type ExecutorRpc } from "./transport.js";
 import { encode } from "./values.js";
 
@@ -120,8 +120,13 @@ export function randomId(): string {
   return Array.from(crypto.getRandomValues(new Uint8Array(16)), (byte) => byte.toString(16).padStart(2, "0")).join("");
 }
 
-/** Whole numbers are bigints in messages; seconds and `processes` are not. */
+/** Whole numbers are bigints in messages; seconds and `processes` are not. A mistyped limit must not be ignored. */
 export function wireLimits(limits: Limits): WireLimits {
+  for (const name of Object.keys(limits)) {
+    if (!(name in LimitsSchema.field)) {
+      throw new TypeError(`no such limit: ${name}. There are ${Object.keys(LimitsSchema.field).join(", ")}`);
+    }
+  }
   const onWire = (name: string, limit: number) => name.endsWith("S") || name === "processes" ? limit : BigInt(limit);
   return Object.fromEntries(Object.entries(limits).map(([name, limit]) => [name, onWire(name, limit)]));
 }

@@ -27,11 +27,26 @@ const fetched: UniversalClientFn = async ({ url, method, header, signal, body })
   const pieces: Uint8Array<ArrayBuffer>[] = [];
   for await (const piece of body ?? []) pieces.push(piece as Uint8Array<ArrayBuffer>);
   const request = { method, headers: header, ...(signal && { signal }), body: new Blob(pieces) };
-  return universalClientResponseFromFetch(await fetch(url, request));
+  try {
+    return universalClientResponseFromFetch(await fetch(url, request));
+  } catch (error) {
+    throw error instanceof TypeError ? noAnswer(url, error) : error;
+  }
 };
+
+/** Says where nothing answered, and why: `fetch` hides the reason in Node, and does not know it in browsers. */
+function noAnswer(url: string, error: TypeError): TypeError {
+  const { message = "" } = (error.cause ?? {}) as { message?: string };
+  const hint = "document" in globalThis ? "is the gateway there, and this page's origin in its allowed_origins?" : message;
+  const gateway = url.slice(0, url.lastIndexOf("/executor_api."));
+  return new TypeError(`no answer from ${gateway}: ${error.message}${hint && `: ${hint}`}`, { cause: error });
+}
 
 /** Returns the calls of ExecutorService at an address ("https://…"), or over a transport of @connectrpc. */
 export function connect(to: string | Transport, token: string): ExecutorRpc {
+  if (typeof to === "string" && !/^(https?:\/\/|\/|$)/.test(to)) {
+    throw new TypeError(`the address must begin with http:// or https:// (it is "${to}")`);
+  }
   const transport = typeof to !== "string" ? to : createTransport({
     baseUrl: to,
     httpClient: fetched,

@@ -197,7 +197,8 @@ def _network_lines(network: NetworkRules) -> Iterator[str]:
     yield f"  network: {', '.join(network.allowed) or 'none'}"
     if not network.any:
         return
-    yield f"  network.ask: {', '.join(network.ask) or 'none'}"
+    if network.ask:
+        yield f"  network.ask: {', '.join(network.ask)}"
     yield f"  denied_network: {', '.join(network.denied) or 'none'}"
     for secret in network.secrets:
         yield f"  network.secrets: {secret.header} for {secret.host}, " + ", ".join(

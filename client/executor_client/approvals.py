@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+import json
 import threading
 import time
 from collections.abc import Awaitable, Callable
@@ -78,8 +79,8 @@ class Approval(ShortRepr):
     def policy_change(self) -> str:
         """The change of the policy that would allow it without an approval, as text for a person."""
         table, _, _ = self.rule.rpartition(".")
-        name = '"' + self.what.replace('"', '\\"') + '"'
-        return f"to allow it always, add {name} to `allowed` in [{table}] of the policy"
+        default = ' (default: ["*"])' if self.kind in (ApprovalKind.TOOL, ApprovalKind.IMPORT) else ""
+        return f"to allow it always, add {json.dumps(self.what)} to {table}.allowed{default}"
 
     def __str__(self) -> str:
         """One line: "host pypi.org:443 (profiles.data.network.ask), session 3f2a, 118 s left"."""

@@ -35,7 +35,7 @@ from executor_client.cli.naming import find_session, located, matching_id, names
 from executor_client.cli.script import Script, placed, with_files
 from executor_client.cli.script_header import ScriptHeader, read_header
 from executor_client.client import ExecutorClient
-from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
+from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PolicyViolationError
 from executor_client.file_results import FileInfo
 from executor_client.results import ExecutionResult, Outcome, StateManifest
 from executor_client.session import Session
@@ -231,7 +231,10 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
     if options.imports is not None:
         environments.authorize(session, modules)
     elif allowed := client.get_policy().allowed_imports:
-        session.authorize_imports(allowed)
+        try:
+            session.authorize_imports(allowed)
+        except PolicyViolationError:  # some of "*" need an approval
+            console.remark("the policy grants the default imports only, and asks for others; --imports names them")
     return session
 
 

@@ -28,8 +28,14 @@ def build(client: ExecutorClient, options: argparse.Namespace, console: Console)
 
 
 def modules_of(client: ExecutorClient, options: argparse.Namespace, console: Console) -> tuple[str, ...]:
-    """Waits for the environment of a new session, and returns its modules."""
-    environment = client.prepare_environment(options.packages, options.image)
+    """Waits for the environment of a new session, and returns its modules; none if the policy refuses it.
+
+    The session may still get it, after an approval.
+    """
+    try:
+        environment = client.prepare_environment(options.packages, options.image)
+    except PolicyViolationError:
+        return ()
     console.end_wait()
     return environment.modules
 

@@ -79,8 +79,10 @@ class Approval(ShortRepr):
     def policy_change(self) -> str:
         """The change of the policy that would allow it without an approval, as text for a person."""
         table, _, _ = self.rule.rpartition(".")
+        # A session has a host of `allowed` only if its client requests it.
+        key = "default" if self.kind is ApprovalKind.HOST else "allowed"
         default = ' (default: ["*"])' if self.kind in (ApprovalKind.TOOL, ApprovalKind.IMPORT) else ""
-        return f"to allow it always, add {json.dumps(self.what)} to {table}.allowed{default}"
+        return f"to allow it always, add {json.dumps(self.what)} to {table}.{key}{default}"
 
     def __str__(self) -> str:
         """One line: "host pypi.org:443 (profiles.data.network.ask), session 3f2a, 118 s left"."""

@@ -88,6 +88,12 @@ def test_an_allowed_host_is_shown_with_its_rule_and_its_addresses(world: World) 
     ]
 
 
+def test_a_host_to_ask_for_is_shown_with_its_rule(world: World) -> None:
+    world.policy.write_text(f'default = "a"\n[profiles.a.network]\nask = ["*.{SUFFIX}"]\n[tenants.x]\n')
+    result = world.check(f"files.{SUFFIX}:443")
+    assert lines(result)[1] == f"rule: *.{SUFFIX} of network.ask, after an approval"
+
+
 def test_headers_are_shown_and_never_their_secrets(world: World) -> None:
     result = world.check(f"api.{SUFFIX}:443")
     assert result.exit_code == 0

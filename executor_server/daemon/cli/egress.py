@@ -129,8 +129,12 @@ def _checked(target: Target, tenant: str, policy: Policy, explanation: Explanati
 
 def _rule(target: Target, summary: PolicySummary) -> str:
     """The policy's own pattern: a session that asks for a host has the pattern that it asked for."""
-    default, allowed = summary.network.default, summary.network.allowed
-    for patterns, key in ((default, "default, for every session"), (allowed, "allowed, for sessions that ask for it")):
+    network = summary.network
+    for patterns, key in (
+        (network.default, "default, for every session"),
+        (network.allowed, "allowed, for sessions that ask for it"),
+        (network.rules.ask, "ask, after an approval"),
+    ):
         for text in patterns:
             if HostPattern.parse(text).covers(target):
                 return f"{text} of network.{key}"

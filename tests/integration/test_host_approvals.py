@@ -15,7 +15,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_client import ExecutionResult, Outcome, Session
 from tests.support.audit import records
-from tests.support.daemon import Daemon
+from tests.support.daemon import Daemon, running_daemon
 from tests.support.internet.world import SUFFIX, Internet
 from tests.support.network import FETCH, networked_daemon, networked_session, policy, proxies
 
@@ -134,3 +134,29 @@ def test_what_waits_ends_with_the_proxy_and_with_its_session(
             with pytest.raises(grpc.RpcError, match="no request with this id waits"):
                 person.decide(approval, admin_pb.APPROVAL_DECISION_ONCE)
             assert running.result().outcome is not Outcome.SUCCEEDED
+
+
+def test_what_waits_ends_with_a_killed_daemon_and_the_clock_goes_on(internet: Internet) -> None:
+    host = internet.name("www")
+    code = f"""
+import http.client, time
+try:
+    status = fetch("http://{host}")[0]
+except (OSError, http.client.HTTPException):
+    status = 0  # the proxy died before it could answer
+while True:
+    time.sleep(0.01)
+"""
+    limits = {"wall_time_s": WALL_S, "operations": 10**9}
+    with networked_daemon(internet, "local", policy(allowed=(), ask=[host])) as daemon, daemon.client() as client:
+        session = networked_session(client, limits=limits)
+        session.execute(FETCH)
+        with approver(daemon) as person, ThreadPoolExecutor(1) as pool:
+            running = pool.submit(session.execute, code)
+            person.next()
+            daemon.kill()
+            directory = daemon.state_dir.parent
+            with running_daemon(directory, "--config", str(directory / "config.toml"), "--backend", "local"):
+                assert running.result().outcome is Outcome.TIMEOUT
+                assert session.execute("status").output in (0, 403)
+                session.close()

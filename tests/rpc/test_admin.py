@@ -303,6 +303,19 @@ async def test_what_has_a_wrong_form_is_refused(world: World, stub: Any, method:
     assert not world.recorded
 
 
+async def test_a_front_has_no_approvals_and_a_daemon_lists_those_that_wait(stub: Any) -> None:
+    watching = stub.WatchApprovals(pb.WatchApprovalsRequest(), metadata=AUTH)
+    deciding = stub.DecideApproval(
+        pb.DecideApprovalRequest(approval_id="a", decision=pb.APPROVAL_DECISION_ONCE), metadata=AUTH
+    )
+    if wanted():
+        assert (await refused(watching.read()))[0] == (await refused(deciding))[0] == "UNIMPLEMENTED"
+        return
+    assert not (await watching.read()).approvals
+    watching.cancel()
+    assert await refused(deciding) == ("NOT_FOUND", "APPROVAL_NOT_FOUND")
+
+
 async def test_a_caller_without_credentials_learns_nothing(stub: Any) -> None:
     for method, request in (("ListAllSessions", pb.ListAllSessionsRequest()), ("Reload", pb.ReloadRequest())):
         assert (await refused(getattr(stub, method)(request)))[0] == "UNAUTHENTICATED"

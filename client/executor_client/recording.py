@@ -72,6 +72,8 @@ HELD_BYTES_MAX = 2 << 30
 """Bytes of the entries that `Recording.steps` holds at one time. A bomb has as many in a small file."""
 _ENTRY_BYTES = 1_000
 """Bytes that an entry takes in memory, in addition to its line."""
+TIME_S_MAX = 1 << 36
+"""Seconds since 1970; a larger number is no time."""
 BLOBS_MAX = 60_000
 """Fewer than the 65,535 members of a zip without extensions."""
 _MANIFEST_BYTES_MAX = 1 << 20
@@ -406,7 +408,7 @@ def _entry(number: int, line: bytes) -> Entry:
             "step": int() as step,
             "fields": dict() as fields,
         }:
-            if kind in KINDS:
+            if kind in KINDS and 0 <= time_s < TIME_S_MAX:
                 return Entry(number, float(time_s), kind, step, fields, redacted=found.get("redacted") is True)
     raise RecordingError(f"the recording can't be read: entry {number} is not as a recorder writes it")
 

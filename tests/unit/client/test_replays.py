@@ -13,9 +13,10 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
+from executor_client import recording
 from executor_client._core.values import pack
 from executor_client.cli import main
-from executor_client.recording import Recorder
+from executor_client.recording import Recorder, packed_json
 from executor_client.replays.comparison import alike
 
 HOSTILE = [
@@ -154,3 +155,20 @@ def test_values_are_alike_but_for_addresses_and_temporary_paths() -> None:
     assert not alike(before, {"at": ["<object at 0x7fffffffffff>", ("/tmp/other/x", 1.5)]})
     assert not alike([1], [True]) and not alike([1], (1,)) and not alike(1.0, 1) and not alike("0x12", "0x13")
     assert alike(float("nan"), float("nan"))
+
+
+@pytest.mark.parametrize("time_s", ["-1", "1e300", "1e400", "1" + "0" * 400])
+def test_an_impossible_time_is_refused(
+    time_s: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written = packed_json
+    monkeypatch.setattr(recording, "packed_json", lambda value: _with_time(written(value), time_s))
+    with Recorder(tmp_path / "run.rxr") as recorder:
+        recorder.add("session", {"session_id": "s"})
+    monkeypatch.undo()
+    assert main(["replay", str(tmp_path / "run.rxr"), "--cast", str(tmp_path / "run.cast")]) == 2
+    assert "entry 1 is not as a recorder writes it" in capsys.readouterr().err
+
+
+def _with_time(line: bytes, time_s: str) -> bytes:
+    return re.sub(rb'"time": ?[\d.]+', f'"time":{time_s}'.encode(), line)

@@ -35,9 +35,9 @@ from executor_client.cli.naming import find_session, located, matching_id, names
 from executor_client.cli.script import Script, placed, with_files
 from executor_client.cli.script_header import ScriptHeader, read_header
 from executor_client.client import ExecutorClient
-from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PolicyViolationError
+from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError
 from executor_client.file_results import FileInfo
-from executor_client.results import ExecutionResult, Outcome, StateManifest
+from executor_client.results import ExecutionResult, Outcome, Policy, StateManifest
 from executor_client.session import Session
 
 
@@ -230,12 +230,20 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
     console.end_wait()
     if options.imports is not None:
         environments.authorize(session, modules)
-    elif allowed := client.get_policy().allowed_imports:
-        try:
-            session.authorize_imports(allowed)
-        except PolicyViolationError:  # some of "*" need an approval
-            console.remark("the policy grants the default imports only, and asks for others; --imports names them")
+    else:
+        _authorize_allowed(client.get_policy(), session, console)
     return session
+
+
+def _authorize_allowed(policy: Policy, session: Session, console: Console) -> None:
+    """Authorizes the imports that the policy allows; not "*" if it includes some that need an approval."""
+    allowed = [name for name in policy.allowed_imports if name != "*" or not policy.ask_imports]
+    if len(allowed) < len(policy.allowed_imports):
+        console.remark(
+            "only the policy's default imports are authorized, because others may need an approval; --imports adds some"
+        )
+    if allowed:
+        session.authorize_imports(allowed)
 
 
 def _install_kernel(options: argparse.Namespace, console: Console) -> int:

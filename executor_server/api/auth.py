@@ -40,6 +40,7 @@ from executor_server.core import (
     Principal,
     Reason,
     ResourceExhausted,
+    Unauthenticated,
 )
 from executor_server.policy.approvals import APPROVER
 
@@ -108,7 +109,12 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         is_open = method in OPEN_METHODS
         try:
             if not is_open:
-                _named.set(named := self._callers.named_in(handler_call_details))
+                try:
+                    named = self._callers.named_in(handler_call_details)
+                except Unauthenticated:
+                    await self._callers.refresh()  # the token may have been made this second
+                    named = self._callers.named_in(handler_call_details)
+                _named.set(named)
                 if not self._checks_connections:
                     principal = self._admit(method, self._callers.shown_by(named, None))
                     await self._admit_call(principal.tenant, method)

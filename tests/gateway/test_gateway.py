@@ -55,7 +55,7 @@ def test_a_token_in_the_form_of_e2bs_keys_is_a_token_until_it_is_revoked(gateway
     assert code == 0, errors
     assert re.fullmatch("e2b_[0-9a-f]{40}", token)
     with ExecutorClient(gateway.daemon.address, token=token) as client:
-        assert eventually(lambda: is_known(client))
+        assert is_known(client)
     found = re.search(r"Token (\w+) of", errors)
     assert found is not None
     assert run("token", "revoke", found[1], *place)[0] == 0
@@ -85,4 +85,4 @@ def test_it_does_not_start_where_tokens_would_be_exposed_or_files_are_wrong(tmp_
 def test_two_gateways_do_not_share_a_state_directory(gateway: Gateway) -> None:
     code, _, errors = run("gateway", "--listen", "127.0.0.1:1", "--state-dir", str(gateway.daemon.state_dir))
     assert code == 4
-    assert "Another executor-server" in errors or "Can't listen" in errors
+    assert "Another gateway is running" in errors

@@ -5,13 +5,15 @@ from __future__ import annotations
 import signal
 from pathlib import Path
 
+import grpc
 import pytest
 
+from executor_api.v1 import executor_service_pb2_grpc
 from executor_client import ConnectionLost, Outcome, PreconditionError, Session, UnavailableError
 from executor_client._core import requests
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.observe import executing, sandbox_directories, sandboxes
-from tests.support.daemon import STOP_TIMEOUT_S
+from tests.support.daemon import STOP_TIMEOUT_S, Daemon
 from tests.support.leftovers import CGROUP_PREFIX, CGROUP_ROOT
 from tests.support.polling import eventually
 
@@ -80,10 +82,12 @@ def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon, t
     daemon = start(f'policy.file = "{policy}"\npool.size = 1\nsessions.journal_bytes = 100_000\n{QUICK_ORPHANS}')
     assert eventually(lambda: len(sandboxes(daemon)) == 1)
     with daemon.client() as client:
-        idle, full = client.create_session(), client.create_session()
+        idle, full = client.create_session(), client.create_session(authorized_imports=["os.*", "time"])
         idle.execute("x = 1")
-        large = "b'x' * 4_000_000"
-        leave_after_the_first_event(full, large)
+        # The reader leaves before the journal fills: a full one would give up what this reader had.
+        large = "import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\nb'x' * 4_000_000"
+        leave_after_the_first_event(daemon, full, large)
+        full.put_file("go", b"")
         assert eventually(lambda: len(sandboxes(daemon)) == 3)
         before = sandboxes(daemon)
         more_than_twice_an_orphans_time_s = 4
@@ -96,12 +100,17 @@ def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon, t
         full.close()
 
 
-def leave_after_the_first_event(session: Session, code: str) -> None:
-    """Begins an execution and follows it no longer, as a client whose connection is lost."""
+def leave_after_the_first_event(daemon: Daemon, session: Session, code: str) -> None:
+    """Begins an execution and follows it no longer, as a client whose connection is lost.
+
+    Without the probe, gRPC reads at most 64 KiB ahead: on a busy machine it could else have all before it leaves.
+    """
     request = requests.execute(session.session_id, f"print(1)\n{code}", "full", "trailing_expression", None)
-    stream = session._transport.channel.events(request, ())
-    next(iter(stream))
-    stream.cancel()
+    with grpc.insecure_channel(daemon.address, options=(("grpc.http2.bdp_probe", 0),)) as channel:
+        stub = executor_service_pb2_grpc.ExecutorServiceStub(channel)
+        stream = stub.Execute(request, metadata=(("authorization", f"Bearer {daemon.token}"),))
+        next(iter(stream))
+        stream.cancel()
 
 
 def test_asked_to_stop_it_finishes_what_runs_and_refuses_what_is_new(start: StartDaemon) -> None:

@@ -257,7 +257,7 @@ def test_full_journal_that_nobody_reads_is_delivered_by_the_next_daemon(restart:
     daemon = restart(config)
     code = "b'x' * 4_000_000"
     with daemon.client() as client, client.create_session() as session:
-        leave_after_the_first_event(session, code)
+        leave_after_the_first_event(daemon, session, code)
         assert eventually(lambda: segment_bytes(daemon, session) > 100_000)
         for _ in range(rounds(3, 1)):
             daemon.kill()

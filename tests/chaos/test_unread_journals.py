@@ -22,7 +22,7 @@ def test_what_many_sessions_print_unread_is_bounded_for_the_daemon(start: StartD
         sessions = [client.create_session(limits=limits) for _ in range(SESSIONS)]
         growth_bytes = growth_of(daemon.process.pid)
         for session in sessions:
-            leave_after_the_first_event(session, PRINTS)
+            leave_after_the_first_event(daemon, session, PRINTS)
 
         def journals_bytes() -> int:
             return sum(path.stat().st_size for path in (daemon.state_dir / "journals").glob("*/*"))
@@ -49,7 +49,7 @@ def test_a_cancelled_execution_that_nobody_reads_ends(start: StartDaemon) -> Non
     ):
         # The reader leaves before the journal fills: a full one would give up what this reader had.
         waiting = f"import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n{ENDLESS}"
-        leave_after_the_first_event(session, waiting)
+        leave_after_the_first_event(daemon, session, waiting)
         session.put_file("go", b"")
         journal = daemon.state_dir / "journals" / session.session_id
         assert eventually(lambda: sum(path.stat().st_size for path in journal.iterdir()) > 100_000)

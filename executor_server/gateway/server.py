@@ -38,6 +38,8 @@ STREAMS_MAX = 256
 HEAD_BYTES_MAX = 64 * 1024
 PING_INTERVAL_MS = 30_000
 """Milliseconds between two pings on a connection of HTTP/2. A peer that does not answer is disconnected."""
+RECONNECT_S = 20.0
+"""Seconds to wait for a daemon that restarts. Clients of HTTP often give up after 30 or 60, and would see no reason."""
 STOP_GRACE_S = 5.0
 """Seconds for running requests to end when the gateway stops. Then they are cut."""
 
@@ -69,7 +71,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     tls = _tls(daemon, section)
 
     def connect(token: str) -> AsyncExecutorClient:
-        return AsyncExecutorClient(daemon, token=token, tls=tls)
+        return AsyncExecutorClient(daemon, token=token, tls=tls, reconnect_timeout_s=RECONNECT_S)
 
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -79,7 +79,9 @@ class FoundFiles(NoModules):
     def _listings(self) -> Iterator[tuple[list[str], list[str]]]:
         left = _MAX_DIRECTORIES
         for directory in self._directories:
-            for _, below, files in os.walk(directory):
+            for place, below, files in os.walk(directory):
+                # What is mounted there is a library: the environment of an image may live below /tmp.
+                below[:] = [name for name in below if not os.path.ismount(f"{place}/{name}")]
                 left -= 1
                 if left < 0:
                     return

@@ -110,7 +110,6 @@ class Processes:
         if log is None:
             self._require_room(request)
             log = self._journal.begin(request)
-            self._callers[log.process_id] = copy_context()
         if not (log.pid or log.done):
             await asyncio.shield(self._started(log, request))
         if log.refusal is not None:
@@ -122,6 +121,7 @@ class Processes:
         starting = self._starting.get(log.process_id)
         if starting is None:
             starting = self._starting[log.process_id] = asyncio.get_running_loop().create_future()
+            self._callers[log.process_id] = copy_context()
             self._session.spawn(self._ask_to_start(log, request, starting))
         return starting
 
@@ -155,7 +155,7 @@ class Processes:
                 self._journal.refuse(log, error)
         finally:
             del self._starting[log.process_id]
-            self._callers.pop(log.process_id, None)
+            del self._callers[log.process_id]
             if not starting.done():
                 starting.set_result(None)
 

@@ -36,7 +36,7 @@ import time
 import weakref
 import zipfile
 import zlib
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
@@ -69,7 +69,7 @@ RECORDING_BYTES_MAX = 2 << 30
 LINES_BYTES_MAX = 1 << 30
 LINE_BYTES_MAX = 32 << 20
 HELD_BYTES_MAX = 2 << 30
-"""Bytes of the entries that `Recording.steps` holds at one time. A bomb has as many in a small file."""
+"""Bytes of the entries that `Recording.steps` or `in_order` holds at one time. A bomb has as many in a small file."""
 _ENTRY_BYTES = 1_000
 """Bytes that an entry takes in memory, in addition to its line."""
 TIME_S_MAX = 1 << 36
@@ -214,22 +214,62 @@ class Recording(ShortRepr):
 
         Raises RecordingError, also if the executions that have not ended take more than `HELD_BYTES_MAX`.
         """
+        return (item for item, _ in self._grouped() if isinstance(item, Step))
+
+    def in_order(self) -> Iterator[Entry | Step]:
+        """Yields the executions in the order of their requests, and in between the entries outside of them.
+
+        Raises RecordingError, also if what waits for an earlier execution takes more than `HELD_BYTES_MAX`.
+        """
+        waiting: deque[tuple[Entry, int]] = deque()
+        ended: dict[int, tuple[Step, int]] = {}
+        held = 0
+        for item, size_bytes in self._grouped():
+            held = self._held(held + size_bytes)
+            if isinstance(item, Step):
+                ended[item.number] = item, size_bytes
+            else:
+                waiting.append((item, size_bytes))
+            while waiting and (waiting[0][0].kind != "execute" or waiting[0][0].step in ended):
+                entry, size_bytes = waiting.popleft()
+                held -= size_bytes
+                if entry.kind != "execute":
+                    yield entry
+                else:
+                    step, size_bytes = ended.pop(entry.step)
+                    held -= size_bytes
+                    yield step
+
+    def _grouped(self) -> Iterator[tuple[Entry | Step, int]]:
+        """Yields requests of executions, entries outside of them, and executions when they have ended or at the end.
+
+        With each comes the memory that it takes, in bytes.
+        """
         running: dict[int, list[Entry]] = {}
-        held: Counter[int] = Counter()
-        for entry, size_bytes in self._sized_entries():
+        sizes: Counter[int] = Counter()
+        held = 0
+        for entry, line_bytes in self._sized_entries():
+            size_bytes = line_bytes + _ENTRY_BYTES
             if entry.kind == "execute":
                 running[entry.step] = []
+                yield entry, size_bytes
             if entry.step in running:
                 running[entry.step].append(entry)
-                held[entry.step] += size_bytes + _ENTRY_BYTES
-                held[0] += size_bytes + _ENTRY_BYTES
-                if held[0] > HELD_BYTES_MAX:
-                    raise self._broken(f"more than {HELD_BYTES_MAX:,} bytes of entries are of unended executions")
+                sizes[entry.step] += size_bytes
+                held = self._held(held + size_bytes)
                 if entry.kind == "broken" or (entry.kind == "event" and "result" in entry.fields):
-                    held[0] -= held.pop(entry.step)
-                    yield _step(running.pop(entry.step), is_ended=entry.kind == "event")
-        for left in running.values():
-            yield _step(left, is_ended=False)
+                    size_bytes = sizes.pop(entry.step)
+                    held -= size_bytes
+                    yield _step(running.pop(entry.step), is_ended=entry.kind == "event"), size_bytes
+            elif entry.step == 0:
+                yield entry, size_bytes
+        for number, left in running.items():
+            yield _step(left, is_ended=False), sizes[number]
+
+    def _held(self, size_bytes: int) -> int:
+        if size_bytes > HELD_BYTES_MAX:
+            raise self._broken(f"more than {HELD_BYTES_MAX:,} bytes of entries are of unended executions")
+        return size_bytes
 
     def _sized_entries(self) -> Iterator[tuple[Entry, int]]:
         """Yields the entries with the bytes of their lines."""

@@ -238,6 +238,17 @@ def test_executions_without_an_end_are_refused_before_they_fill_the_memory(
     (tmp_path / "many.rxr").write_bytes(forged(tmp_path / "f", lines=lines))
     with pytest.raises(RecordingError, match="500,000 bytes"), Recording(tmp_path / "many.rxr") as recording:
         list(recording.steps())
+    with pytest.raises(RecordingError, match="500,000 bytes"), Recording(tmp_path / "many.rxr") as recording:
+        list(recording.in_order())
+
+
+def test_what_waits_for_an_unended_execution_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recording_module, "HELD_BYTES_MAX", 500_000)
+    first = b'{"time":1,"kind":"execute","step":1,"fields":{}}\n'
+    lines = first + b'{"time":1,"kind":"imports","step":0,"fields":{}}\n' * 1000
+    (tmp_path / "many.rxr").write_bytes(forged(tmp_path / "f", lines=lines))
+    with pytest.raises(RecordingError, match="500,000 bytes"), Recording(tmp_path / "many.rxr") as recording:
+        list(recording.in_order())
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from executor_client.recording import Recording, Step
 from executor_client.replays.again import execute_again
 from executor_client.replays.comparison import Difference, difference, differing
 from executor_client.replays.page import page_pieces
-from executor_client.replays.steps import calls_of, in_order
+from executor_client.replays.steps import calls_of
 from executor_client.replays.timeline import answer_text, completeness, frames, lacking
 from executor_client.replays.transcript import PAUSE_S_MAX, cast_lines, pieces
 
@@ -103,7 +103,7 @@ def diff(options: argparse.Namespace, console: Console) -> int:
 
 def _diff(before: Recording, after: Recording, console: Console) -> int:
     differences = 0
-    old, new = ((item for item in in_order(each) if isinstance(item, Step)) for each in (before, after))
+    old, new = ((item for item in each.in_order() if isinstance(item, Step)) for each in (before, after))
     for number, (one, other) in enumerate(itertools.zip_longest(old, new), 1):
         found = _step_difference(number, before, after, one, other)
         if found is not None:

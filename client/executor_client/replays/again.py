@@ -24,7 +24,7 @@ from executor_client.client import ExecutorClient
 from executor_client.errors import RecordingError
 from executor_client.recording import Entry, Recording, Step
 from executor_client.replays.comparison import Difference, Diverged, alike, call_text, difference
-from executor_client.replays.steps import RecordedCall, answer_of, calls_of, in_order
+from executor_client.replays.steps import RecordedCall, answer_of, calls_of
 from executor_client.replays.timeline import arguments_text, lacking
 from executor_client.results import ExecutionResult, Outcome
 from executor_client.session import Session
@@ -83,7 +83,7 @@ class _Replay:
         self.unverified += lacking(self.recording.manifest)
         if self.recording.manifest.captured.get("session", 0) > 1:
             self.unverified.append("the session of each step: several sessions share it")
-        for item in in_order(self.recording):
+        for item in self.recording.in_order():
             if isinstance(item, Entry):
                 self._repeat(item)
                 continue

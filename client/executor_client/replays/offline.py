@@ -17,7 +17,6 @@ from executor_client._sync import ClientLease, OnEvent, Transport
 from executor_client.errors import InvalidRequest, RecordingError
 from executor_client.recording import Entry, Recording, Step
 from executor_client.replays.comparison import Diverged, differing
-from executor_client.replays.steps import in_order
 from executor_client.results import ExecutionResult, Limits, PolicyRef, SessionInfo, SessionState
 from executor_client.session import Session
 
@@ -27,7 +26,7 @@ class RecordedClient:
 
     def __init__(self, recording: Recording) -> None:
         self._recording = recording
-        self._items = in_order(recording)
+        self._items = recording.in_order()
 
     def create_session(self, *args: Any, **kwargs: Any) -> Session:
         """Returns the next recorded session; the arguments have no effect. Raises Diverged if there is none."""

@@ -1,16 +1,14 @@
-"""The executions of a recording in order, with their tool calls and what was sent to the session between them."""
+"""The tool calls of recorded executions, and their answers."""
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_client._core.tools import Answer
 from executor_client._core.values import pack, unpack_or_opaque
-from executor_client.recording import Entry, Recording, Step
+from executor_client.recording import Recording, Step
 from executor_client.replays.comparison import alike, call_text
 from executor_client.replays.timeline import arguments_text
 
@@ -36,35 +34,6 @@ class RecordedCall:
 
     def __str__(self) -> str:
         return call_text(self.name, "…" if self.packed_arguments is None else arguments_text(self.packed_arguments))
-
-
-def in_order(recording: Recording) -> Iterator[Entry | Step]:
-    """Yields executions, in the order of their requests, and the entries outside of them. Raises RecordingError."""
-    waiting: deque[Entry | list[Entry]] = deque()
-    running: dict[int, list[Entry]] = {}
-    ended: dict[int, bool] = {}
-    for entry in recording.entries():
-        if entry.kind == "execute":
-            running[entry.step] = [entry]
-            waiting.append(running[entry.step])
-        elif entry.step in running:
-            running[entry.step].append(entry)
-            if entry.kind == "broken" or (entry.kind == "event" and "result" in entry.fields):
-                del running[entry.step]
-                ended[entry.step] = entry.kind == "event"
-        elif entry.step == 0:
-            waiting.append(entry)
-        while waiting and (isinstance(waiting[0], Entry) or waiting[0][0].step in ended):
-            yield _made(waiting.popleft(), ended)
-    for left in waiting:
-        yield _made(left, ended)
-
-
-def _made(item: Entry | list[Entry], ended: dict[int, bool]) -> Entry | Step:
-    if isinstance(item, Entry):
-        return item
-    number = item[0].step
-    return Step(number, item[0].message(), tuple(item), ended.pop(number, False))
 
 
 def calls_of(recording: Recording, step: Step) -> list[RecordedCall]:

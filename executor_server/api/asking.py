@@ -36,10 +36,7 @@ class Asking:
             return decide(())
         except ApprovalRequired as required:
             wanted, wait_s = required.wanted, required.wait_s
-        rulings = [
-            self._approvals.check(owner.tenant, session_id, request_id, each.kind, each.what, each.rule, wait_s)
-            for each in wanted
-        ]
+        rulings = [self._approvals.check(owner.tenant, session_id, request_id, each, wait_s) for each in wanted]
         found = list(zip(wanted, rulings, strict=True))
         denied = tuple(each.violation(ruling.reason) for each, ruling in found if ruling and not ruling.approved)
         if denied:

@@ -294,9 +294,7 @@ class SessionNetwork:
                 facts.owner.tenant,
                 facts.session_id,
                 execution_id,
-                wanted.kind,
-                wanted.what,
-                wanted.rule,
+                wanted,
                 spec.approval_wait_s,
             )
         finally:

@@ -160,9 +160,7 @@ class Approvals:
         tenant: str,
         session_id: str,
         execution_id: str,
-        kind: ApprovalKind,
-        what: str,
-        rule: str,
+        wanted: Wanted,
         wait_s: float,
         *,
         call_id: str = "",
@@ -174,7 +172,7 @@ class Approvals:
         may decide is connected yet.
         """
         scope = (tenant, session_id, "")
-        found = self._entered(scope, execution_id, kind, what, rule, wait_s, call_id=call_id, patient=patient)
+        found = self._entered(scope, execution_id, wanted, wait_s, call_id=call_id, patient=patient)
         if isinstance(found, Ruling):
             return found
         found.waiters += 1
@@ -185,14 +183,12 @@ class Approvals:
             if found.waits and not found.waiters and not found.repeats:
                 self._end(found, "the request was withdrawn")
 
-    def check(
-        self, tenant: str, session_id: str, request_id: str, kind: ApprovalKind, what: str, rule: str, wait_s: float
-    ) -> Ruling | None:
+    def check(self, tenant: str, session_id: str, request_id: str, wanted: Wanted, wait_s: float) -> Ruling | None:
         """Returns the decision on a request whose caller repeats it; None while it waits.
 
         `request_id` names a session that is not made yet; else it is empty.
         """
-        found = self._entered((tenant, session_id, request_id), "", kind, what, rule, wait_s)
+        found = self._entered((tenant, session_id, request_id), "", wanted, wait_s)
         if isinstance(found, Ruling):
             return found
         found.repeats = True
@@ -233,19 +229,17 @@ class Approvals:
         self,
         scope: _Scope,
         execution_id: str,
-        kind: ApprovalKind,
-        what: str,
-        rule: str,
+        wanted: Wanted,
         wait_s: float,
         *,
         call_id: str = "",
         patient: bool = False,
     ) -> _Request | Ruling:
         """Returns the request, which may be known already; or a ruling when it need not wait, or can't."""
-        shown = _shown(what[: MAX_WHAT_CHARS + 1])
-        if (kind, shown) in self._remembered.get(scope, ()):
+        shown = _shown(wanted.what[: MAX_WHAT_CHARS + 1])
+        if (wanted.kind, shown) in self._remembered.get(scope, ()):
             return Ruling(Decision.SESSION)
-        key = (scope, kind, shown, call_id)
+        key = (scope, wanted.kind, shown, call_id)
         if (known := self._requests.get(key)) is not None:
             return known
         tenant, session_id, request_id = scope
@@ -255,9 +249,9 @@ class Approvals:
             session_id=session_id,
             request_id=request_id,
             execution_id=execution_id,
-            kind=kind,
+            kind=wanted.kind,
             what=shown[:MAX_WHAT_CHARS],
-            rule=rule,
+            rule=wanted.rule,
             create_time_s=self._now(),
             wait_s=wait_s,
         )

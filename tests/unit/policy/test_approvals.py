@@ -17,6 +17,7 @@ from executor_server.policy.approvals import (
     Approvals,
     Decision,
     Ruling,
+    Wanted,
 )
 
 ADMIN = Principal("local", "admin", is_admin=True)
@@ -66,7 +67,7 @@ def ask(
     wait_s: float = 60,
     **more: Any,
 ) -> Coroutine[Any, Any, Ruling]:
-    return approvals.ask(tenant, session, "e", ApprovalKind.TOOL, what, RULE, wait_s, **more)
+    return approvals.ask(tenant, session, "e", Wanted(ApprovalKind.TOOL, what, RULE), wait_s, **more)
 
 
 async def begun(work: Coroutine[Any, Any, Ruling]) -> asyncio.Task[Ruling]:
@@ -202,7 +203,7 @@ async def test_what_is_too_long_to_be_shown_is_denied(approvals: Approvals) -> N
 
 async def test_a_caller_that_repeats_its_request_finds_the_decision(approvals: Approvals, notes: Notes) -> None:
     def check() -> Ruling | None:
-        return approvals.check("a", "", "request", ApprovalKind.PACKAGE, "requests", RULE, 60)
+        return approvals.check("a", "", "request", Wanted(ApprovalKind.PACKAGE, "requests", RULE), 60)
 
     async with connected(approvals, ANNA):
         assert check() is None is check()

@@ -65,7 +65,7 @@ class ProcessService(process_connect.Process):
         """Joins a process. As in envd, the stream has only later output. An ended process sends its end."""
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
             info = await _found(sandbox.session, request.process, or_ended=True)
-            process = await sandbox.session.processes.attach(info.process_id, after_event=info.last_event)
+            process = await _attached(sandbox.session, info)
             async with contextlib.aclosing(_events(sandbox.session, process, info.has_pty, ctx)) as events:
                 async for event in events:
                     yield pb.ConnectResponse(event=event)

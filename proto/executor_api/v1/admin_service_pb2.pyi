@@ -1,5 +1,6 @@
 import datetime
 
+from executor_api.v1 import executor_service_pb2 as _executor_service_pb2
 from executor_api.v1 import types_pb2 as _types_pb2
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
@@ -36,6 +37,14 @@ class NodeState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     NODE_STATE_SILENT: _ClassVar[NodeState]
     NODE_STATE_LOST: _ClassVar[NodeState]
     NODE_STATE_REFUSED: _ClassVar[NodeState]
+
+class ExecutionState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    EXECUTION_STATE_UNSPECIFIED: _ClassVar[ExecutionState]
+    EXECUTION_STATE_QUEUED: _ClassVar[ExecutionState]
+    EXECUTION_STATE_RUNNING: _ClassVar[ExecutionState]
+    EXECUTION_STATE_WAITING: _ClassVar[ExecutionState]
+    EXECUTION_STATE_ENDED: _ClassVar[ExecutionState]
 APPROVAL_KIND_UNSPECIFIED: ApprovalKind
 APPROVAL_KIND_HOST: ApprovalKind
 APPROVAL_KIND_PACKAGE: ApprovalKind
@@ -53,6 +62,11 @@ NODE_STATE_WAITING: NodeState
 NODE_STATE_SILENT: NodeState
 NODE_STATE_LOST: NodeState
 NODE_STATE_REFUSED: NodeState
+EXECUTION_STATE_UNSPECIFIED: ExecutionState
+EXECUTION_STATE_QUEUED: ExecutionState
+EXECUTION_STATE_RUNNING: ExecutionState
+EXECUTION_STATE_WAITING: ExecutionState
+EXECUTION_STATE_ENDED: ExecutionState
 
 class ListAllSessionsRequest(_message.Message):
     __slots__ = ("tenant", "with_requests")
@@ -426,3 +440,285 @@ class FleetNode(_message.Message):
     lease_left_s: float
     labels: _containers.ScalarMap[str, str]
     def __init__(self, node: _Optional[str] = ..., link_address: _Optional[str] = ..., state: _Optional[_Union[NodeState, str]] = ..., problem: _Optional[str] = ..., epoch: _Optional[int] = ..., program_version: _Optional[str] = ..., sessions: _Optional[int] = ..., creating: _Optional[int] = ..., max_sessions: _Optional[int] = ..., warm: _Optional[int] = ..., load: _Optional[float] = ..., lease_left_s: _Optional[float] = ..., labels: _Optional[_Mapping[str, str]] = ...) -> None: ...
+
+class WatchSessionsRequest(_message.Message):
+    __slots__ = ("tenant",)
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    def __init__(self, tenant: _Optional[str] = ...) -> None: ...
+
+class SessionUse(_message.Message):
+    __slots__ = ("executions", "cpu_time_s", "operations", "output_bytes", "peak_memory_bytes", "network")
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    CPU_TIME_S_FIELD_NUMBER: _ClassVar[int]
+    OPERATIONS_FIELD_NUMBER: _ClassVar[int]
+    OUTPUT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    PEAK_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NETWORK_FIELD_NUMBER: _ClassVar[int]
+    executions: int
+    cpu_time_s: float
+    operations: int
+    output_bytes: int
+    peak_memory_bytes: int
+    network: _types_pb2.NetworkUsage
+    def __init__(self, executions: _Optional[int] = ..., cpu_time_s: _Optional[float] = ..., operations: _Optional[int] = ..., output_bytes: _Optional[int] = ..., peak_memory_bytes: _Optional[int] = ..., network: _Optional[_Union[_types_pb2.NetworkUsage, _Mapping]] = ...) -> None: ...
+
+class SessionView(_message.Message):
+    __slots__ = ("owned", "use", "end_time", "end_reason", "last_outcome")
+    OWNED_FIELD_NUMBER: _ClassVar[int]
+    USE_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_REASON_FIELD_NUMBER: _ClassVar[int]
+    LAST_OUTCOME_FIELD_NUMBER: _ClassVar[int]
+    owned: OwnedSession
+    use: SessionUse
+    end_time: _timestamp_pb2.Timestamp
+    end_reason: str
+    last_outcome: _types_pb2.Outcome
+    def __init__(self, owned: _Optional[_Union[OwnedSession, _Mapping]] = ..., use: _Optional[_Union[SessionUse, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_reason: _Optional[str] = ..., last_outcome: _Optional[_Union[_types_pb2.Outcome, str]] = ...) -> None: ...
+
+class WatchSessionsResponse(_message.Message):
+    __slots__ = ("sessions", "forgotten_ids", "complete")
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    FORGOTTEN_IDS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    sessions: _containers.RepeatedCompositeFieldContainer[SessionView]
+    forgotten_ids: _containers.RepeatedScalarFieldContainer[str]
+    complete: bool
+    def __init__(self, sessions: _Optional[_Iterable[_Union[SessionView, _Mapping]]] = ..., forgotten_ids: _Optional[_Iterable[str]] = ..., complete: bool = ...) -> None: ...
+
+class InspectSessionRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ForwardedPort(_message.Message):
+    __slots__ = ("port", "sent_bytes", "received_bytes")
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    port: int
+    sent_bytes: int
+    received_bytes: int
+    def __init__(self, port: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
+
+class InspectSessionResponse(_message.Message):
+    __slots__ = ("session", "processes", "ports", "savepoints", "tools")
+    SESSION_FIELD_NUMBER: _ClassVar[int]
+    PROCESSES_FIELD_NUMBER: _ClassVar[int]
+    PORTS_FIELD_NUMBER: _ClassVar[int]
+    SAVEPOINTS_FIELD_NUMBER: _ClassVar[int]
+    TOOLS_FIELD_NUMBER: _ClassVar[int]
+    session: SessionView
+    processes: _containers.RepeatedCompositeFieldContainer[_types_pb2.ProcessInfo]
+    ports: _containers.RepeatedCompositeFieldContainer[ForwardedPort]
+    savepoints: _containers.RepeatedCompositeFieldContainer[_executor_service_pb2.Savepoint]
+    tools: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, session: _Optional[_Union[SessionView, _Mapping]] = ..., processes: _Optional[_Iterable[_Union[_types_pb2.ProcessInfo, _Mapping]]] = ..., ports: _Optional[_Iterable[_Union[ForwardedPort, _Mapping]]] = ..., savepoints: _Optional[_Iterable[_Union[_executor_service_pb2.Savepoint, _Mapping]]] = ..., tools: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ListExecutionsRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class ExecutionView(_message.Message):
+    __slots__ = ("execution_id", "state", "start_time", "end_time", "code", "code_bytes", "result")
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    CODE_FIELD_NUMBER: _ClassVar[int]
+    CODE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RESULT_FIELD_NUMBER: _ClassVar[int]
+    execution_id: str
+    state: ExecutionState
+    start_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    code: str
+    code_bytes: int
+    result: _types_pb2.ExecutionResult
+    def __init__(self, execution_id: _Optional[str] = ..., state: _Optional[_Union[ExecutionState, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., code: _Optional[str] = ..., code_bytes: _Optional[int] = ..., result: _Optional[_Union[_types_pb2.ExecutionResult, _Mapping]] = ...) -> None: ...
+
+class ListExecutionsResponse(_message.Message):
+    __slots__ = ("executions",)
+    EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    executions: _containers.RepeatedCompositeFieldContainer[ExecutionView]
+    def __init__(self, executions: _Optional[_Iterable[_Union[ExecutionView, _Mapping]]] = ...) -> None: ...
+
+class FollowExecutionRequest(_message.Message):
+    __slots__ = ("session_id", "execution_id", "after_event")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EVENT_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    execution_id: str
+    after_event: int
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., after_event: _Optional[int] = ...) -> None: ...
+
+class FollowExecutionResponse(_message.Message):
+    __slots__ = ("execution", "event", "missed_events", "withheld_bytes")
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    MISSED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    WITHHELD_BYTES_FIELD_NUMBER: _ClassVar[int]
+    execution: ExecutionView
+    event: _types_pb2.Event
+    missed_events: int
+    withheld_bytes: int
+    def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., event: _Optional[_Union[_types_pb2.Event, _Mapping]] = ..., missed_events: _Optional[int] = ..., withheld_bytes: _Optional[int] = ...) -> None: ...
+
+class TailAuditRequest(_message.Message):
+    __slots__ = ("tenant", "session_id", "kinds", "text", "before_seq", "max_records", "follow")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    KINDS_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    MAX_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    session_id: str
+    kinds: _containers.RepeatedScalarFieldContainer[str]
+    text: str
+    before_seq: int
+    max_records: int
+    follow: bool
+    def __init__(self, tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., before_seq: _Optional[int] = ..., max_records: _Optional[int] = ..., follow: bool = ...) -> None: ...
+
+class AuditRecord(_message.Message):
+    __slots__ = ("seq", "json", "is_sound")
+    SEQ_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    IS_SOUND_FIELD_NUMBER: _ClassVar[int]
+    seq: int
+    json: str
+    is_sound: bool
+    def __init__(self, seq: _Optional[int] = ..., json: _Optional[str] = ..., is_sound: bool = ...) -> None: ...
+
+class TailAuditResponse(_message.Message):
+    __slots__ = ("records", "complete", "continue_before_seq")
+    RECORDS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    CONTINUE_BEFORE_SEQ_FIELD_NUMBER: _ClassVar[int]
+    records: _containers.RepeatedCompositeFieldContainer[AuditRecord]
+    complete: bool
+    continue_before_seq: int
+    def __init__(self, records: _Optional[_Iterable[_Union[AuditRecord, _Mapping]]] = ..., complete: bool = ..., continue_before_seq: _Optional[int] = ...) -> None: ...
+
+class GetStatusRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class PoolKind(_message.Message):
+    __slots__ = ("backend", "image", "size", "depth", "making")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    IMAGE_FIELD_NUMBER: _ClassVar[int]
+    SIZE_FIELD_NUMBER: _ClassVar[int]
+    DEPTH_FIELD_NUMBER: _ClassVar[int]
+    MAKING_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    image: str
+    size: int
+    depth: int
+    making: int
+    def __init__(self, backend: _Optional[str] = ..., image: _Optional[str] = ..., size: _Optional[int] = ..., depth: _Optional[int] = ..., making: _Optional[int] = ...) -> None: ...
+
+class BackendStatus(_message.Message):
+    __slots__ = ("backend", "state", "sessions", "images")
+    BACKEND_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    IMAGES_FIELD_NUMBER: _ClassVar[int]
+    backend: str
+    state: str
+    sessions: int
+    images: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, backend: _Optional[str] = ..., state: _Optional[str] = ..., sessions: _Optional[int] = ..., images: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class AuditStatus(_message.Message):
+    __slots__ = ("is_configured", "is_failing", "lost_records", "last_seq", "last_hash")
+    IS_CONFIGURED_FIELD_NUMBER: _ClassVar[int]
+    IS_FAILING_FIELD_NUMBER: _ClassVar[int]
+    LOST_RECORDS_FIELD_NUMBER: _ClassVar[int]
+    LAST_SEQ_FIELD_NUMBER: _ClassVar[int]
+    LAST_HASH_FIELD_NUMBER: _ClassVar[int]
+    is_configured: bool
+    is_failing: bool
+    lost_records: int
+    last_seq: int
+    last_hash: str
+    def __init__(self, is_configured: bool = ..., is_failing: bool = ..., lost_records: _Optional[int] = ..., last_seq: _Optional[int] = ..., last_hash: _Optional[str] = ...) -> None: ...
+
+class GetStatusResponse(_message.Message):
+    __slots__ = ("version", "start_time", "draining", "sessions", "max_sessions", "busy", "approvals", "load", "cpus", "memory_bytes", "available_memory_bytes", "pool", "backends", "audit", "policy", "is_front")
+    VERSION_FIELD_NUMBER: _ClassVar[int]
+    START_TIME_FIELD_NUMBER: _ClassVar[int]
+    DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    MAX_SESSIONS_FIELD_NUMBER: _ClassVar[int]
+    BUSY_FIELD_NUMBER: _ClassVar[int]
+    APPROVALS_FIELD_NUMBER: _ClassVar[int]
+    LOAD_FIELD_NUMBER: _ClassVar[int]
+    CPUS_FIELD_NUMBER: _ClassVar[int]
+    MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    AVAILABLE_MEMORY_BYTES_FIELD_NUMBER: _ClassVar[int]
+    POOL_FIELD_NUMBER: _ClassVar[int]
+    BACKENDS_FIELD_NUMBER: _ClassVar[int]
+    AUDIT_FIELD_NUMBER: _ClassVar[int]
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    IS_FRONT_FIELD_NUMBER: _ClassVar[int]
+    version: str
+    start_time: _timestamp_pb2.Timestamp
+    draining: bool
+    sessions: int
+    max_sessions: int
+    busy: int
+    approvals: int
+    load: float
+    cpus: int
+    memory_bytes: int
+    available_memory_bytes: int
+    pool: _containers.RepeatedCompositeFieldContainer[PoolKind]
+    backends: _containers.RepeatedCompositeFieldContainer[BackendStatus]
+    audit: AuditStatus
+    policy: _types_pb2.PolicyRef
+    is_front: bool
+    def __init__(self, version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., draining: bool = ..., sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., busy: _Optional[int] = ..., approvals: _Optional[int] = ..., load: _Optional[float] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., available_memory_bytes: _Optional[int] = ..., pool: _Optional[_Iterable[_Union[PoolKind, _Mapping]]] = ..., backends: _Optional[_Iterable[_Union[BackendStatus, _Mapping]]] = ..., audit: _Optional[_Union[AuditStatus, _Mapping]] = ..., policy: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., is_front: bool = ...) -> None: ...
+
+class ShowPolicyRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ShowPolicyResponse(_message.Message):
+    __slots__ = ("policy", "path", "content", "load_time", "before", "changes")
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    PATH_FIELD_NUMBER: _ClassVar[int]
+    CONTENT_FIELD_NUMBER: _ClassVar[int]
+    LOAD_TIME_FIELD_NUMBER: _ClassVar[int]
+    BEFORE_FIELD_NUMBER: _ClassVar[int]
+    CHANGES_FIELD_NUMBER: _ClassVar[int]
+    policy: _types_pb2.PolicyRef
+    path: str
+    content: str
+    load_time: _timestamp_pb2.Timestamp
+    before: _types_pb2.PolicyRef
+    changes: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, policy: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., path: _Optional[str] = ..., content: _Optional[str] = ..., load_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., before: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., changes: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class ExplainPolicyRequest(_message.Message):
+    __slots__ = ("tenant", "question")
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    QUESTION_FIELD_NUMBER: _ClassVar[int]
+    tenant: str
+    question: str
+    def __init__(self, tenant: _Optional[str] = ..., question: _Optional[str] = ...) -> None: ...
+
+class ExplainPolicyResponse(_message.Message):
+    __slots__ = ("granted", "text")
+    GRANTED_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    granted: bool
+    text: str
+    def __init__(self, granted: bool = ..., text: _Optional[str] = ...) -> None: ...

@@ -27,7 +27,9 @@ if _version_not_supported:
 
 class AdminServiceStub(object):
     """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
-    make the calls about approvals, for their own tenant. Each is audited.
+    make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
+    FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
+    Each call is audited.
     """
 
     def __init__(self, channel):
@@ -96,11 +98,53 @@ class AdminServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalResponse.FromString,
                 _registered_method=True)
+        self.WatchSessions = channel.unary_stream(
+                '/executor_api.v1.AdminService/WatchSessions',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.WatchSessionsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.WatchSessionsResponse.FromString,
+                _registered_method=True)
+        self.InspectSession = channel.unary_unary(
+                '/executor_api.v1.AdminService/InspectSession',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.InspectSessionRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.InspectSessionResponse.FromString,
+                _registered_method=True)
+        self.ListExecutions = channel.unary_unary(
+                '/executor_api.v1.AdminService/ListExecutions',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.ListExecutionsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ListExecutionsResponse.FromString,
+                _registered_method=True)
+        self.FollowExecution = channel.unary_stream(
+                '/executor_api.v1.AdminService/FollowExecution',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionResponse.FromString,
+                _registered_method=True)
+        self.TailAudit = channel.unary_stream(
+                '/executor_api.v1.AdminService/TailAudit',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.TailAuditRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.TailAuditResponse.FromString,
+                _registered_method=True)
+        self.GetStatus = channel.unary_unary(
+                '/executor_api.v1.AdminService/GetStatus',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetStatusRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetStatusResponse.FromString,
+                _registered_method=True)
+        self.ShowPolicy = channel.unary_unary(
+                '/executor_api.v1.AdminService/ShowPolicy',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.ShowPolicyRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ShowPolicyResponse.FromString,
+                _registered_method=True)
+        self.ExplainPolicy = channel.unary_unary(
+                '/executor_api.v1.AdminService/ExplainPolicy',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.ExplainPolicyRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ExplainPolicyResponse.FromString,
+                _registered_method=True)
 
 
 class AdminServiceServicer(object):
     """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
-    make the calls about approvals, for their own tenant. Each is audited.
+    make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
+    FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
+    Each call is audited.
     """
 
     def ListAllSessions(self, request, context):
@@ -194,6 +238,67 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def WatchSessions(self, request, context):
+        """Returns sessions, and those that ended in the last day: first all of them, then changes, at most five times a second.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def InspectSession(self, request, context):
+        """Returns one session with its processes, ports and savepoints. NOT_FOUND. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ListExecutions(self, request, context):
+        """Returns the executions of a session that are kept, the oldest first. NOT_FOUND. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def FollowExecution(self, request, context):
+        """Returns the events of an execution, kept ones and new ones, until its result. The caller does not count as a client:
+        it neither keeps the session alive nor slows the execution down, and misses events that were dropped meanwhile.
+        Contents are sent if the session's profile has audit.view = "content"; each such look is audited.
+        PERMISSION_DENIED with reason POLICY (audit.view = "none"), NOT_FOUND. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def TailAudit(self, request, context):
+        """Returns records of the audit log, the newest that match, and with `follow` new ones as they are written.
+        FAILED_PRECONDITION (no audit log is configured). Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetStatus(self, request, context):
+        """Returns how the daemon itself is. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ShowPolicy(self, request, context):
+        """Returns the policy in force, and its last change. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def ExplainPolicy(self, request, context):
+        """Explains what the policy in force would decide about a session and requests in it. INVALID_ARGUMENT (the question
+        can't be read; each problem is listed). Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -257,6 +362,46 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalResponse.SerializeToString,
             ),
+            'WatchSessions': grpc.unary_stream_rpc_method_handler(
+                    servicer.WatchSessions,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.WatchSessionsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.WatchSessionsResponse.SerializeToString,
+            ),
+            'InspectSession': grpc.unary_unary_rpc_method_handler(
+                    servicer.InspectSession,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.InspectSessionRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.InspectSessionResponse.SerializeToString,
+            ),
+            'ListExecutions': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListExecutions,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ListExecutionsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.ListExecutionsResponse.SerializeToString,
+            ),
+            'FollowExecution': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowExecution,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionResponse.SerializeToString,
+            ),
+            'TailAudit': grpc.unary_stream_rpc_method_handler(
+                    servicer.TailAudit,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.TailAuditRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.TailAuditResponse.SerializeToString,
+            ),
+            'GetStatus': grpc.unary_unary_rpc_method_handler(
+                    servicer.GetStatus,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.GetStatusRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.GetStatusResponse.SerializeToString,
+            ),
+            'ShowPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ShowPolicy,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ShowPolicyRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.ShowPolicyResponse.SerializeToString,
+            ),
+            'ExplainPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.ExplainPolicy,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.ExplainPolicyRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.ExplainPolicyResponse.SerializeToString,
+            ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
             'executor_api.v1.AdminService', rpc_method_handlers)
@@ -267,7 +412,9 @@ def add_AdminServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
     """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
-    make the calls about approvals, for their own tenant. Each is audited.
+    make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
+    FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
+    Each call is audited.
     """
 
     @staticmethod
@@ -584,6 +731,222 @@ class AdminService(object):
             '/executor_api.v1.AdminService/DecideApproval',
             executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalRequest.SerializeToString,
             executor__api_dot_v1_dot_admin__service__pb2.DecideApprovalResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def WatchSessions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.AdminService/WatchSessions',
+            executor__api_dot_v1_dot_admin__service__pb2.WatchSessionsRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.WatchSessionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def InspectSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/InspectSession',
+            executor__api_dot_v1_dot_admin__service__pb2.InspectSessionRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.InspectSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListExecutions(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/ListExecutions',
+            executor__api_dot_v1_dot_admin__service__pb2.ListExecutionsRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.ListExecutionsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowExecution(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.AdminService/FollowExecution',
+            executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def TailAudit(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.AdminService/TailAudit',
+            executor__api_dot_v1_dot_admin__service__pb2.TailAuditRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.TailAuditResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetStatus(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/GetStatus',
+            executor__api_dot_v1_dot_admin__service__pb2.GetStatusRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.GetStatusResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ShowPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/ShowPolicy',
+            executor__api_dot_v1_dot_admin__service__pb2.ShowPolicyRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.ShowPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ExplainPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/ExplainPolicy',
+            executor__api_dot_v1_dot_admin__service__pb2.ExplainPolicyRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.ExplainPolicyResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -271,7 +271,6 @@ class SessionManager:
         self._leases.forget(key)
         del self._sessions[key]
         self._creations.forget(session)
-        self._hooks.approvals.end_session(*key)
         return self._teardown.begin(session, reason)
 
     # -- leases ------------------------------------------------------------------------------------------------------

@@ -70,7 +70,7 @@ class Session:
         self.images_with_missing: tuple[str, ...] = ()  # images known to have all of these
         self.node = hooks.ids.node
         self.environment_id = hooks.environment_of(record.sandbox_id) if record.spec.sandbox.packages else ""
-        self._admission, self._observer = hooks.admission, hooks.observer
+        self._admission, self._observer, self._approvals = hooks.admission, hooks.observer, hooks.approvals
         self._sandbox, self._channel = sandbox, channel
         if hooks.reading is not None:
             channel.share_reading(hooks.reading, record.owner.tenant)
@@ -419,6 +419,8 @@ class Session:
         self.executions.journal.close()
         self.processes.close()
         await self.network.close()
+        # Last: a program whose request is refused might still end as if its session went on.
+        self._approvals.end_session(self.owner.tenant, self.session_id)
 
     async def destroy(self) -> None:
         """Destroys the sandbox. Raises SandboxFailure; may be called again then."""

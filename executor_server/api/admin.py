@@ -89,6 +89,15 @@ class AdminService(admin_grpc.AdminServiceServicer):
         await self._sessions.kill(session_id)
         return admin_pb.KillSessionResponse()
 
+    async def StopExecution(
+        self, request: admin_pb.StopExecutionRequest, context: Context
+    ) -> admin_pb.StopExecutionResponse:
+        session_id = checks.identifier(request.session_id, "session_id")
+        execution_id = checks.identifier(request.execution_id, "execution_id")
+        self._note("StopExecution", f"{session_id}/{execution_id}")
+        self._sessions.find(session_id).stop_execution(execution_id, "an administrator stopped it")
+        return admin_pb.StopExecutionResponse()
+
     async def GetSessionNetwork(
         self, request: admin_pb.GetSessionNetworkRequest, context: Context
     ) -> admin_pb.GetSessionNetworkResponse:

@@ -56,6 +56,10 @@ class AdminClient:
     def kill(self, session_id: str) -> dict[str, Any]:
         return self._call("KillSession", admin_pb.KillSessionRequest(session_id=session_id))
 
+    def stop(self, session_id: str, execution_id: str) -> dict[str, Any]:
+        request = admin_pb.StopExecutionRequest(session_id=session_id, execution_id=execution_id)
+        return self._call("StopExecution", request)
+
     def network(self, session_id: str) -> dict[str, Any]:
         return self._call("GetSessionNetwork", admin_pb.GetSessionNetworkRequest(session_id=session_id))
 

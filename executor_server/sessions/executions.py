@@ -175,6 +175,10 @@ class Executions:
         execution.submit_tool_result(call_id, answer)
         self._observer.tool_answered(self._session.facts, execution_id, submitted)
 
+    def stop(self, execution_id: str, reason: str) -> None:
+        """Cancels an execution; its result states the reason. No effect after its end. Raises NotFound."""
+        self.journal.stop(self.execution(execution_id).execution_id, reason)
+
     def cancel_all(self, reason: str) -> None:
         """Cancels running and queued executions; each result states the reason."""
         for execution_id in list(self.journal.running):

@@ -96,6 +96,7 @@ class Session:
         # The calls of clients, by their names in the RPC layer.
         self.execute = self.executions.execute
         self.execution = self.executions.execution
+        self.stop_execution = self.executions.stop
         self.submit_tool_result = self.executions.submit_tool_result
         self.register_tools, self.upload_blob = self.requests.register_tools, self.requests.upload_blob
         self.set_variables, self.get_variables = self.requests.set_variables, self.requests.get_variables

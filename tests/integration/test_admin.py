@@ -8,7 +8,7 @@ from contextlib import ExitStack
 
 import pytest
 
-from executor_client import ExecutorClient, ExecutorClientError
+from executor_client import ExecutorClient, ExecutorClientError, Outcome
 from tests.support.daemon import Daemon
 from tests.support.fork_server import server
 from tests.support.watched import Watched
@@ -40,6 +40,18 @@ def test_a_session_that_is_killed_is_gone_for_its_client(watched: Watched, clien
         session.execute("1")
     assert answer(watched, "sessions")["sessions"] == []
     assert watched.reports(1, "sessions_ended_total", profile="plain", reason="killed")
+
+
+def test_a_step_that_is_stopped_says_so_and_its_session_goes_on(watched: Watched, client: ExecutorClient) -> None:
+    with client.create_session() as session:
+
+        def stop(_event: object) -> None:
+            assert admin(watched, "stop", session.session_id, "e1").returncode == 0
+
+        result = session.execute("print('begun')\nwhile True: pass", execution_id="e1", on_event=stop)
+        assert result.outcome is Outcome.CANCELLED
+        assert result.error is not None and "an administrator stopped it" in result.error.message
+        assert session.execute("1 + 1").output == 2
 
 
 def test_a_drained_daemon_goes_on_with_what_there_is(watched: Watched, client: ExecutorClient) -> None:

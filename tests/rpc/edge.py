@@ -148,6 +148,9 @@ class FakeSession:
             raise NotFound(Reason.EXECUTION_NOT_FOUND, "no such execution")
         return self.executions[execution_id]
 
+    def stop_execution(self, execution_id: str, reason: str) -> None:
+        self.execution(execution_id).asked.append(("stop", reason))
+
     async def submit_tool_result(self, execution_id: str, call_id: str, answer: Any) -> None:
         await self.execution(execution_id).submit_tool_result(call_id, answer)
 

@@ -30,7 +30,18 @@ from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.policy.quotas.quotas import Quotas
 from executor_server.sessions.network import OpenConnection
-from tests.rpc.edge import AUTH, TOKEN, FakeNetwork, FakeSession, FakeSessions, make_server, refusal, refused, settings
+from tests.rpc.edge import (
+    AUTH,
+    TOKEN,
+    FakeExecution,
+    FakeNetwork,
+    FakeSession,
+    FakeSessions,
+    make_server,
+    refusal,
+    refused,
+    settings,
+)
 from tests.rpc.session_names import name_of
 from tests.support.fleet_daemon import NODES, wanted
 from tests.support.specs import POLICY, session_spec
@@ -198,6 +209,18 @@ async def test_a_session_of_any_tenant_can_be_killed_once(world: World, stub: An
     assert await refused(again) == ("NOT_FOUND", "SESSION_NOT_FOUND")
 
 
+async def test_an_execution_of_any_tenant_can_be_stopped(world: World, stub: Any) -> None:
+    execution = world.manager.sessions["s0"].executions["e1"] = FakeExecution()
+    request = pb.StopExecutionRequest(session_id="s0", execution_id="e1")
+    await stub.StopExecution(request, metadata=AUTH)
+    assert execution.asked == [("stop", "an administrator stopped it")]
+    assert world.recorded == [("local", "StopExecution", "s0/e1")]
+    request.execution_id = "e2"
+    assert await refused(stub.StopExecution(request, metadata=AUTH)) == ("NOT_FOUND", "EXECUTION_NOT_FOUND")
+    request.session_id = "none"
+    assert await refused(stub.StopExecution(request, metadata=AUTH)) == ("NOT_FOUND", "SESSION_NOT_FOUND")
+
+
 async def test_the_network_of_any_session_is_shown_without_a_secrets_value(world: World, stub: Any) -> None:
     world.use_network()
     answer = await stub.GetSessionNetwork(pb.GetSessionNetworkRequest(session_id="s0"), metadata=AUTH)
@@ -292,6 +315,7 @@ async def test_every_call_is_recorded_before_its_effect(world: World, stub: Any)
     [
         ("KillSession", pb.KillSessionRequest()),
         ("KillSession", pb.KillSessionRequest(session_id="../s0")),
+        ("StopExecution", pb.StopExecutionRequest(session_id="s0", execution_id="a/b")),
         ("ListAllSessions", pb.ListAllSessionsRequest(tenant="a\nb")),
         ("GetUsage", pb.GetUsageRequest(tenant="x" * 65)),
         ("GetSessionNetwork", pb.GetSessionNetworkRequest(session_id="a b")),

@@ -29,7 +29,7 @@ _USED = {
 
 @click.group()
 def admin() -> None:
-    """Lists and ends sessions of all tenants, drains, reloads, and shows usage."""
+    """Lists and ends sessions of all tenants, cancels executions, drains, reloads, and shows usage."""
 
 
 @admin.command("sessions")
@@ -73,6 +73,19 @@ def kill(session_id: str, as_json: bool, **access: Any) -> None:
         print_json(answer)
     else:
         click.echo(f"Session {printable(session_id)} has ended.")
+
+
+@admin.command()
+@click.argument("session_id", metavar="SESSION")
+@click.argument("execution_id", metavar="EXECUTION")
+@reached
+def stop(session_id: str, execution_id: str, as_json: bool, **access: Any) -> None:
+    """Cancels an EXECUTION in a session of any tenant; the session continues."""
+    answer = asked(access, lambda client: client.stop(session_id, execution_id))
+    if as_json:
+        print_json(answer)
+    else:
+        click.echo(f"Execution {printable(execution_id)} is being cancelled.")
 
 
 @admin.command()

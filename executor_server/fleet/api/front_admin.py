@@ -1,6 +1,6 @@
 """AdminService of a front: what its nodes answer, merged; the fleet itself; drains of nodes.
 
-KillSession and GetSessionNetwork are not here: proxy.py passes them on to the session's node.
+KillSession, StopExecution and GetSessionNetwork are not here: proxy.py passes them on to the session's node.
 """
 
 from __future__ import annotations

@@ -39,7 +39,7 @@ from executor_server.fleet.membership import FleetUsage
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
 _ADMIN = admin_pb.DESCRIPTOR.services_by_name["AdminService"]
 # The requests that name a session, among those of administrators.
-_OF_ADMINS = frozenset({"KillSession", "GetSessionNetwork"})
+_OF_ADMINS = frozenset({"KillSession", "StopExecution", "GetSessionNetwork"})
 
 T = TypeVar("T")
 

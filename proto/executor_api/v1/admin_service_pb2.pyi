@@ -106,6 +106,18 @@ class KillSessionResponse(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
 
+class StopExecutionRequest(_message.Message):
+    __slots__ = ("session_id", "execution_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    execution_id: str
+    def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ...) -> None: ...
+
+class StopExecutionResponse(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
 class DrainRequest(_message.Message):
     __slots__ = ("resume", "node", "move")
     RESUME_FIELD_NUMBER: _ClassVar[int]

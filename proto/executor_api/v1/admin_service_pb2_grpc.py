@@ -48,6 +48,11 @@ class AdminServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.KillSessionRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.KillSessionResponse.FromString,
                 _registered_method=True)
+        self.StopExecution = channel.unary_unary(
+                '/executor_api.v1.AdminService/StopExecution',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.StopExecutionRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.StopExecutionResponse.FromString,
+                _registered_method=True)
         self.Drain = channel.unary_unary(
                 '/executor_api.v1.AdminService/Drain',
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.DrainRequest.SerializeToString,
@@ -156,6 +161,14 @@ class AdminServiceServicer(object):
 
     def KillSession(self, request, context):
         """Ends a session of any tenant, and waits until its sandbox is destroyed. NOT_FOUND. Repeated: NOT_FOUND.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def StopExecution(self, request, context):
+        """Asks an execution of any tenant's session to end: interrupt first, then kill. Returns at once; its result says that
+        an administrator stopped it. NOT_FOUND. Repeated, or after its end: nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -312,6 +325,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.KillSessionRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_admin__service__pb2.KillSessionResponse.SerializeToString,
             ),
+            'StopExecution': grpc.unary_unary_rpc_method_handler(
+                    servicer.StopExecution,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.StopExecutionRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.StopExecutionResponse.SerializeToString,
+            ),
             'Drain': grpc.unary_unary_rpc_method_handler(
                     servicer.Drain,
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.DrainRequest.FromString,
@@ -461,6 +479,33 @@ class AdminService(object):
             '/executor_api.v1.AdminService/KillSession',
             executor__api_dot_v1_dot_admin__service__pb2.KillSessionRequest.SerializeToString,
             executor__api_dot_v1_dot_admin__service__pb2.KillSessionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def StopExecution(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.AdminService/StopExecution',
+            executor__api_dot_v1_dot_admin__service__pb2.StopExecutionRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.StopExecutionResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -12,4 +12,6 @@ from executor_server.api.meter import metering
 from executor_server.api.peer_socket import PeerSocket
 from executor_server.api.server import RpcServer, ServerSettings, TlsFiles, refusals_to
 from executor_server.api.service import ExecutorService
+from executor_server.api.session_views import SessionViews
+from executor_server.api.status import DaemonStatus
 from executor_server.api.tracing import call_tracing, load_tracing

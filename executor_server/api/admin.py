@@ -6,7 +6,7 @@ before it has an effect.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
 
 import structlog
@@ -17,6 +17,8 @@ from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks, from_wire, to_wire
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
+from executor_server.api.session_views import SessionViews
+from executor_server.api.status import DaemonStatus
 from executor_server.core import (
     InvalidRequest,
     NotFound,
@@ -30,6 +32,7 @@ from executor_server.core.config import ConfigError
 from executor_server.packages import EnvironmentService
 from executor_server.policy import Policy
 from executor_server.policy.approvals import Approvals
+from executor_server.policy.identity import may_view
 from executor_server.policy.quotas import Quotas
 from executor_server.sessions import Session, SessionManager
 
@@ -52,6 +55,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
         record: Callable[[Principal, str, str], None],
         environments: EnvironmentService,
         approvals: Approvals,
+        views: SessionViews,
+        status: DaemonStatus,
     ) -> None:
         self._sessions = sessions
         self._quotas = quotas
@@ -60,6 +65,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
         self._record = record
         self._environments = environments
         self._approvals = approvals
+        self._views = views
+        self._status = status
 
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
@@ -76,11 +83,10 @@ class AdminService(admin_grpc.AdminServiceServicer):
         )
 
     def _owned(self, session: Session, *, with_request: bool) -> admin_pb.OwnedSession:
-        owner = session.owner
-        owned = admin_pb.OwnedSession(tenant=owner.tenant, principal=owner.name, session=to_wire.session_to(session))
+        owned = to_wire.owned_session_to(session)
         if with_request:
             owned.prelude = session.spec.prelude
-            owned.lease_id = self._sessions.lease_of((owner.tenant, session.session_id))
+            owned.lease_id = self._sessions.lease_of((session.owner.tenant, session.session_id))
         return owned
 
     async def KillSession(self, request: admin_pb.KillSessionRequest, context: Context) -> admin_pb.KillSessionResponse:
@@ -98,12 +104,30 @@ class AdminService(admin_grpc.AdminServiceServicer):
         self._sessions.find(session_id).stop_execution(execution_id, "an administrator stopped it")
         return admin_pb.StopExecutionResponse()
 
+    async def WatchSessions(self, request: admin_pb.WatchSessionsRequest, context: Context) -> None:
+        tenant = checks.tenant_or_all(request.tenant)
+        self._note("WatchSessions", tenant)
+        async with aclosing(self._views.watch(current_principal.get(), tenant)) as messages:
+            async for message in messages:
+                await context.write(message)
+
+    async def GetStatus(self, request: admin_pb.GetStatusRequest, context: Context) -> admin_pb.GetStatusResponse:
+        self._note("GetStatus")
+        return self._status.read()
+
     async def GetSessionNetwork(
         self, request: admin_pb.GetSessionNetworkRequest, context: Context
     ) -> admin_pb.GetSessionNetworkResponse:
         session_id = checks.identifier(request.session_id, "session_id")
         self._note("GetSessionNetwork", session_id)
-        return to_wire.session_network_to(self._sessions.find(session_id))
+        return to_wire.session_network_to(self._visible(session_id))
+
+    def _visible(self, session_id: str) -> Session:
+        """Returns a session that the caller may see. Raises NotFound."""
+        session = self._sessions.find(session_id)
+        if not may_view(current_principal.get(), session.owner.tenant):
+            raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
+        return session
 
     async def ListEnvironments(
         self, request: admin_pb.ListEnvironmentsRequest, context: Context
@@ -177,7 +201,7 @@ class AdminService(admin_grpc.AdminServiceServicer):
     async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
         tenant = checks.tenant_or_all(request.tenant)
         self._note("GetUsage", tenant)
-        tenants = [tenant] if tenant else self._quotas.tenants()
+        tenants = visible_tenants(tenant, self._quotas.tenants())
         return admin_pb.GetUsageResponse(tenants=[self._usage_of(each) for each in tenants])
 
     def _usage_of(self, tenant: str) -> admin_pb.TenantUsage:
@@ -189,6 +213,14 @@ class AdminService(admin_grpc.AdminServiceServicer):
         principal = current_principal.get()
         self._record(principal, method, target)
         _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)
+
+
+def visible_tenants(asked: str, known: Iterable[str]) -> list[str]:
+    """Returns the tenants about which the caller may get what it asked for; `known`: all, for an empty `asked`."""
+    caller = current_principal.get()
+    if not caller.is_admin:
+        return [caller.tenant] if asked in ("", caller.tenant) else []
+    return [asked] if asked else list(known)
 
 
 async def reloaded(reload: Callable[[], Awaitable[bool]], policy: Callable[[], Policy]) -> admin_pb.ReloadResponse:

@@ -1,8 +1,8 @@
 """Authenticates the caller of every method, before anything of the call is read.
 
 A call with a wrong token is denied by its metadata alone. All denials of an unknown caller are one status with one
-message: it learns neither what was wrong nor which methods exist. AdminService is for admins, and its methods about
-approvals for approvers too; that is checked here, for every method that it has.
+message: it learns neither what was wrong nor which methods exist. AdminService is for admins, its methods about
+approvals for approvers too, and reading ones for viewers; that is checked here, for every method that it has.
 
 Every method is served by a handler that reads its requests as a stream, also where there is one request only. The
 caller is known and counted before the first message is awaited, the wait for it has a limit, and a call without a
@@ -43,6 +43,7 @@ from executor_server.core import (
     Unauthenticated,
 )
 from executor_server.policy.approvals import APPROVER
+from executor_server.policy.identity import VIEWER
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 CHECK_INTERVAL_S = 1.0
@@ -54,7 +55,21 @@ MAX_PROBES = 64
 PROBE_RETRY_S = 1.0
 
 _ADMIN_METHODS = f"/{admin_pb.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
-_APPROVER_METHODS = frozenset(f"{_ADMIN_METHODS}{name}" for name in ("WatchApprovals", "DecideApproval"))
+_READING = (
+    "WatchSessions",
+    "InspectSession",
+    "GetSessionNetwork",
+    "ListExecutions",
+    "FollowExecution",
+    "TailAudit",
+    "GetUsage",
+    "ExplainPolicy",
+)
+# The role that may make a call, besides admins, and its caller's name in a refusal.
+_ROLES = {
+    **{f"{_ADMIN_METHODS}{name}": APPROVER for name in ("WatchApprovals", "DecideApproval")},
+    **{f"{_ADMIN_METHODS}{name}": VIEWER for name in _READING},
+}
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal")
 """The caller, for handlers and the functions around them. grpc.aio runs all of a call in one task.
@@ -136,12 +151,13 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             raise unauthenticated()
         current_principal.set(principal)
         if method.startswith(_ADMIN_METHODS) and not principal.is_admin:
-            if method in _APPROVER_METHODS:
-                if APPROVER in principal.roles:
-                    return principal
-                text = "this call is for approvers and admins: it needs a token that was made with --role approver"
+            role = _ROLES.get(method)
+            if role is None:
+                text = "this call is for admins: it needs a token that was made with --admin"
                 raise Forbidden(Reason.ADMIN_ONLY, text)
-            raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
+            if role not in principal.roles:
+                text = f"this call is for {role}s and admins: it needs a token that was made with --role {role}"
+                raise Forbidden(Reason.ADMIN_ONLY, text)
         return principal
 
     def _serving_known_callers(self, method: str, handler: Handler | None) -> _Serve:

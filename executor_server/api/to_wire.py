@@ -55,6 +55,11 @@ def session_to(session: Session) -> pb.Session:
     )
 
 
+def owned_session_to(session: Session) -> admin_pb.OwnedSession:
+    owner = session.owner
+    return admin_pb.OwnedSession(tenant=owner.tenant, principal=owner.name, session=session_to(session))
+
+
 def event_to(event: Event) -> pb.Event:
     kind = event.kind
     match kind:

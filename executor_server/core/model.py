@@ -95,7 +95,7 @@ class Principal:
     tenant: str
     name: str
     is_admin: bool = False  # may make admin calls
-    roles: tuple[str, ...] = ()  # further rights in its own tenant: "approver"
+    roles: tuple[str, ...] = ()  # further rights in its own tenant: "approver", "viewer"
 
 
 @dataclass(frozen=True)

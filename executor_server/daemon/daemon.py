@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import shutil
+import time
 from collections.abc import Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from executor_server.api import AdminService, ExecutorService, RpcServer
+from executor_server.api import AdminService, DaemonStatus, ExecutorService, RpcServer, SessionViews
 from executor_server.api.assembly.parts import Parts
 from executor_server.api.assembly.settings import (
     backends_of,
@@ -42,7 +43,7 @@ from executor_server.core.lifecycle.signals import Signals, handled_signals
 from executor_server.daemon.egress_owner import EgressOwner, network_finding
 from executor_server.daemon.environment_owner import EnvironmentOwner
 from executor_server.daemon.helper_build_sandboxes import packages_finding
-from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore
+from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore, configured_images
 from executor_server.policy.approvals import Approvals
 from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.policy.quotas import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
@@ -176,7 +177,8 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
     of_node = [] if node is None else [node.ended]
-    observer = Observers([quotas, *watchers.observers(), shares, *of_node])
+    views = SessionViews(lambda: sessions.list_all())
+    observer = Observers([quotas, *watchers.observers(), shares, views, *of_node])
     local = _local(backend)
     pool = WarmPool(backend, pool_settings(config), None if local is None else local.keep_fork_servers)
     stack.push_async_callback(pool.close)
@@ -186,9 +188,22 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     stack.callback(approvals.close)
     hooks = SessionHooks(admission, observer, egress.service, approvals, environments.service.held_by, ids)
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
+    sessions.on_end(views.session_closed)
     quotas.on_window_change(sessions.renew_windows)
     if watchers.log is not None:
         watchers.log.on_failing(lambda: sessions.stop_executions(must_stop, STOPPED_TEXT))
+    status = DaemonStatus(
+        version=VERSION,
+        start_time_s=time.time(),
+        max_sessions=config.sessions.max_sessions,
+        images={name: configured_images(config, name) for name in config.server.backends},
+        sessions=sessions,
+        approvals=approvals,
+        policy=lambda: policies.current,
+        pool=pool.stats,
+        backends=backend.states if isinstance(backend, BackendSet) else dict,
+        audit=watchers.log,
+    )
     parts = Parts(
         sessions=sessions,
         pool=pool,
@@ -197,7 +212,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         policies=policies,
         archives=archives,
         service=ExecutorService(lambda: policies.current, sessions, archives, approvals, in_fleet=node is not None),
-        admin=_admin(control, egress, environments, sessions, approvals),
+        admin=_admin(control, egress, environments, sessions, approvals, views, status),
         observer=observer,
         settings=settings,
         interceptors=watchers.interceptors,
@@ -309,6 +324,8 @@ def _admin(
     environments: EnvironmentOwner,
     sessions: SessionManager,
     approvals: Approvals,
+    views: SessionViews,
+    status: DaemonStatus,
 ) -> AdminService:
     policies, trail = control.policies, control.watchers.trail
     return AdminService(
@@ -319,6 +336,8 @@ def _admin(
         _record_nothing if trail is None else trail.admin_called,
         environments.service,
         approvals,
+        views,
+        status,
     )
 
 

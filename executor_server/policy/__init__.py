@@ -5,7 +5,7 @@ policy in force is replaced as a whole when its file changes. It must not know s
 `policy.explain` serves the command line only.
 """
 
-from executor_server.policy.check import policy_for, secrets_named, unserved, unserved_profiles
+from executor_server.policy.check import configured_images, policy_for, secrets_named, unserved, unserved_profiles
 from executor_server.policy.decide import Policy, WarmSandboxes
 from executor_server.policy.file import PolicyFile, built_in_policy, load_policy, parse_policy
 from executor_server.policy.grants import PolicySummary

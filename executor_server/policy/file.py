@@ -50,7 +50,8 @@ class Tenant(Section):
     """True when its certificates and users may make admin calls. A token has this by itself (`token new --admin`)."""
     roles: Annotated[tuple[Role, ...], AfterValidator(each_once)] = ()
     """Rights of its certificates and users in the tenant itself: `approver` decides requests that need an approval
-    (docs/approvals.md). A token has them by itself (`token new --role`)."""
+    (docs/approvals.md), `viewer` watches its sessions (docs/access.md). A token has them by itself (`token new
+    --role`)."""
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=MAX_IDENTITIES)] = ()
     """Names of client certificates that are this tenant's: a DNS name or a URI among the subject's alternative names,
     or the common name where there are none; or `sha256:` and the fingerprint of one certificate."""

@@ -265,6 +265,10 @@ class SessionManager:
         """Ends a session as `delete`, of any tenant. Raises NotFound."""
         await asyncio.shield(self._begin_end(self.find(session_id), SessionEnd.KILLED))
 
+    def on_end(self, call: Callable[[Session, str], None]) -> None:
+        """Registers a callback for sessions that have ended, with the reason."""
+        self._teardown.on_end = call
+
     def _begin_end(self, session: Session, reason: str) -> asyncio.Task[None]:
         """Removes a session, so that no second caller finds and ends it, and begins its teardown."""
         key = _key(session)

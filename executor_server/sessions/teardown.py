@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 
 import structlog
 
@@ -45,6 +45,7 @@ class Teardown:
     def __init__(self, registry: Registry, observer: Observer) -> None:
         self._registry = registry
         self._observer = observer
+        self.on_end: Callable[[Session, str], None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._left: OrderedDict[str, Session] = OrderedDict()  # ended sessions whose sandbox may live
 
@@ -83,4 +84,6 @@ class Teardown:
                 self._left.popitem(last=False)
         await asyncio.sleep(0)  # the ends of its executions are reported first
         self._observer.session_ended(session.facts, reason)
+        if self.on_end is not None:
+            self.on_end(session, reason)
         _log.info("session_ended", session_id=session.session_id, tenant=session.owner.tenant, reason=str(reason))

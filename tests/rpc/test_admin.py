@@ -19,6 +19,8 @@ from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
 from executor_server.api.admin import AdminService
+from executor_server.api.session_views import SessionViews
+from executor_server.api.status import DaemonStatus
 from executor_server.core.config.key_types import ConfigError
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import AuditRules, PolicyRef, Principal, SandboxSpec, SessionFacts
@@ -95,6 +97,7 @@ class World:
         self.manager = FakeManager()
         self.policy = Policy(FILE, images=["base"], backend="local", orphan_time_s=600.0)
         self.quotas = Quotas(lambda tenant: self.policy.quotas_of(tenant))
+        self.views = SessionViews(cast("Any", self.manager.list_all))
         self.recorded: list[tuple[str, str, str]] = []
         self.reload_raises: ConfigError | None = None
         for number, tenant in enumerate(("globex", "acme")):
@@ -139,9 +142,29 @@ class World:
 
     def service(self) -> AdminService:
         manager = cast("Any", self.manager)
+        approvals = Approvals()
         environments = cast("Any", None)  # tests/rpc/test_admin_environments.py has some
         return AdminService(
-            manager, self.quotas, lambda: self.policy, self.reload, self.record, environments, Approvals()
+            manager,
+            self.quotas,
+            lambda: self.policy,
+            self.reload,
+            self.record,
+            environments,
+            approvals,
+            self.views,
+            DaemonStatus(
+                version="1",
+                start_time_s=1_700_000_000.0,
+                max_sessions=64,
+                images={"local": ("base",)},
+                sessions=manager,
+                approvals=approvals,
+                policy=lambda: self.policy,
+                pool=dict,
+                backends=dict,
+                audit=None,
+            ),
         )
 
 

@@ -88,8 +88,9 @@ class World:
         policy = make_policy()
         quotas = Quotas(policy.quotas_of)
         environments = cast("Any", self.environments)
+        none = cast("Any", None)
         return AdminService(
-            cast("Any", None), quotas, lambda: policy, self.reload, self.record, environments, Approvals()
+            none, quotas, lambda: policy, self.reload, self.record, environments, Approvals(), none, none
         )
 
 

@@ -60,7 +60,7 @@ def token() -> None:
     "roles",
     type=click.Choice(get_args(Role)),
     multiple=True,
-    help="`approver`: decides requests of the tenant that need an approval.",
+    help="`approver`: decides requests of the tenant that need an approval. `viewer`: watches its sessions.",
 )
 @placed
 def new(

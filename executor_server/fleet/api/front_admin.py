@@ -15,7 +15,7 @@ from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks
-from executor_server.api.admin import reloaded
+from executor_server.api.admin import reloaded, visible_tenants
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.core import NotFound, Principal, Reason, Unavailable
@@ -102,7 +102,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         self._note("GetUsage", tenant)
         known = {*self._quotas.tenants(), *self._fleet.members.sessions.tenants(), *self._fleet.usage.tenants()}
         return admin_pb.GetUsageResponse(
-            tenants=[self._usage_of(each) for each in ([tenant] if tenant else sorted(known))]
+            tenants=[self._usage_of(each) for each in visible_tenants(tenant, sorted(known))]
         )
 
     def _usage_of(self, tenant: str) -> admin_pb.TenantUsage:

@@ -284,6 +284,11 @@ class Approvals:
 
     # -- decisions -------------------------------------------------------------------------------------------------
 
+    @property
+    def waiting_count(self) -> int:
+        """The number of requests that wait."""
+        return len(self._by_id)
+
     def waiting(self, principal: Principal) -> tuple[Approval, ...]:
         """Returns the waiting requests that this principal may decide, the oldest first."""
         listed = (request.approval for request in self._by_id.values())

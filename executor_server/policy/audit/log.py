@@ -24,7 +24,7 @@ from typing import Any, Literal
 
 import structlog
 
-from executor_server.policy.audit.chain import AuditKind
+from executor_server.policy.audit.chain import AuditKind, Position
 from executor_server.policy.audit.log_files import AuditDirError, AuditFiles, Flush
 
 FLUSH_TIME_S = 10.0
@@ -126,6 +126,11 @@ class AuditLog:
         self._thread.shutdown(wait=not hangs)
         if not hangs:
             self._files.close()
+
+    @property
+    def position(self) -> Position:
+        """The last record."""
+        return self._files.position
 
     def on_failing(self, call: Callable[[], None]) -> None:
         """Registers a callback for the event loop to call whenever the log begins to fail."""

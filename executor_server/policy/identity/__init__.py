@@ -13,3 +13,4 @@ from executor_server.policy.identity.token_file import (
     make_token,
 )
 from executor_server.policy.identity.tokens import TokenNews, Tokens
+from executor_server.policy.identity.viewers import VIEWER, may_view

@@ -39,7 +39,7 @@ _E2B_TOKEN = re.compile(rf"e2b_([0-9a-f]{{{_ID_CHARS}}})([0-9a-f]{{28}})")
 _HEX = "0123456789abcdef"
 
 TokenForm = Literal["ret", "e2b"]
-Role = Literal["approver"]
+Role = Literal["approver", "viewer"]
 """A right in the tenant of the credential, besides those that every credential has."""
 
 

@@ -1,0 +1,216 @@
+"""Sessions as operators watch them, those that ended included.
+
+Sessions don't report their changes. While someone watches, all sessions are compared with what was sent before, five
+times a second, and those that changed are described once for all watchers together. A watcher that reads slowly gets
+the latest state of each session, not each state. When nobody watches, nothing is compared; only the use of each session
+is counted, and the last description of each ended one is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from executor_api.messages import write
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_server.api import to_wire
+from executor_server.core import Outcome, Principal, Result, SessionFacts
+from executor_server.core.lifecycle import Observer
+from executor_server.policy.identity import may_view
+from executor_server.sessions import Session
+
+INTERVAL_S = 0.2
+"""Seconds between two comparisons of all sessions."""
+MAX_ENDED = 1024
+ENDED_KEPT_S = 86_400.0
+MESSAGE_SESSIONS = 200
+MESSAGE_BYTES = 1024 * 1024
+
+# Sessions that are compared in one turn of the event loop.
+_AT_A_TIME = 50
+# While a session is busy, the time of its end moves; what is sent may be older by this.
+_EXPIRY_STEP_S = 10.0
+
+
+@dataclass
+class SessionUse:
+    """What the executions of a session that have ended used."""
+
+    executions: int = 0
+    cpu_time_s: float = 0.0
+    operations: int = 0
+    output_bytes: int = 0
+    peak_memory_bytes: int = 0
+    last_outcome: Outcome | None = None
+
+    def add(self, result: Result) -> None:
+        usage = result.usage
+        self.executions += 1
+        self.cpu_time_s += usage.cpu_time_s
+        self.operations += usage.operations
+        self.output_bytes += usage.output_bytes
+        self.peak_memory_bytes = max(self.peak_memory_bytes, usage.peak_memory_bytes)
+        self.last_outcome = result.outcome
+
+
+@dataclass(eq=False)
+class _Watcher:
+    principal: Principal
+    tenant: str  # empty: all
+    unsent: dict[str, admin_pb.SessionView | None] = field(default_factory=dict)  # None: no longer kept
+
+    def note(self, session_id: str, tenant: str, view: admin_pb.SessionView | None) -> None:
+        if self.tenant in ("", tenant) and may_view(self.principal, tenant):
+            self.unsent[session_id] = view
+
+
+class SessionViews(Observer):
+    """Describes the sessions that `sessions` returns, and those that ended."""
+
+    def __init__(self, sessions: Callable[[], Sequence[Session]], now: Callable[[], float] = time.time) -> None:
+        self._sessions = sessions
+        self._now = now
+        self._uses: dict[str, SessionUse] = {}
+        self._ended: dict[str, admin_pb.SessionView] = {}  # the one that ended first is first
+        self._watchers: set[_Watcher] = set()
+        self._comparing = asyncio.Lock()
+        self._compared_tick = -1
+        # Existing sessions, as they were sent, and the values that show a change.
+        self._views: dict[str, admin_pb.SessionView] = {}
+        self._marks: dict[str, object] = {}
+
+    # -- what happens ------------------------------------------------------------------------------------------------
+
+    def execution_ended(self, session: SessionFacts, execution_id: str, result: Result, took_s: float) -> None:
+        use = self._uses.get(session.session_id)
+        if use is None:
+            use = self._uses[session.session_id] = SessionUse()
+        use.add(result)
+
+    def session_closed(self, session: Session, reason: str) -> None:
+        """Keeps the description of a session that has ended."""
+        view = self.view_of(session)
+        view.end_time.FromMilliseconds(round(self._now() * 1000))
+        # Closing a session makes it lost for the same reason, unless it was lost before.
+        was_lost = session.lost_reason != reason
+        view.end_reason = session.lost_reason if was_lost else reason
+        if not was_lost:
+            view.owned.session.ClearField("state")
+            view.owned.session.ClearField("lost_reason")
+        self._uses.pop(session.session_id, None)
+        self._ended[session.session_id] = view
+        self._note(session.session_id, session.owner.tenant, view)
+        self._forget_ended()
+
+    def _forget_ended(self) -> None:
+        """Drops ended sessions that are too old; if there are too many, those of the tenant that has the most."""
+        oldest_s = self._now() - ENDED_KEPT_S
+        while self._ended and next(iter(self._ended.values())).end_time.seconds < oldest_s:
+            self._forget(next(iter(self._ended)))
+        while len(self._ended) > MAX_ENDED:
+            ((most, _),) = Counter(view.owned.tenant for view in self._ended.values()).most_common(1)
+            self._forget(next(each for each, view in self._ended.items() if view.owned.tenant == most))
+
+    def _forget(self, session_id: str) -> None:
+        self._note(session_id, self._ended.pop(session_id).owned.tenant, None)
+
+    # -- descriptions ------------------------------------------------------------------------------------------------
+
+    def view_of(self, session: Session) -> admin_pb.SessionView:
+        """Describes a session that exists."""
+        use = self._uses.get(session.session_id) or SessionUse()
+        network = to_wire.network_usage_to(session.network.usage)
+        return write(
+            admin_pb.SessionView,
+            owned=to_wire.owned_session_to(session),
+            use=write(admin_pb.SessionUse, use, network=network),
+            end_time=None,
+            end_reason="",
+            last_outcome=use.last_outcome,
+        )
+
+    def ended(self, session_id: str) -> admin_pb.SessionView | None:
+        """Returns the description of a session that ended; None if it is not kept."""
+        self._forget_ended()
+        return self._ended.get(session_id)
+
+    # -- watchers ----------------------------------------------------------------------------------------------------
+
+    async def watch(self, principal: Principal, tenant: str) -> AsyncGenerator[admin_pb.WatchSessionsResponse]:
+        """Yields the sessions that this principal may see, then those that change; `tenant`: empty for all."""
+        watcher = _Watcher(principal, tenant)
+        for session_id, view in (*self._views.items(), *self._ended.items()):
+            watcher.note(session_id, view.owned.tenant, view)
+        self._watchers.add(watcher)
+        is_first = True
+        try:
+            while True:
+                await self._compare()
+                unsent, watcher.unsent = watcher.unsent, {}
+                if unsent or is_first:
+                    for message in _messages(unsent):
+                        yield message
+                is_first = False
+                # All watchers wake at the same time, and the first one compares for all.
+                await asyncio.sleep(INTERVAL_S - asyncio.get_running_loop().time() % INTERVAL_S)
+        finally:
+            self._watchers.discard(watcher)
+            if not self._watchers:
+                self._views, self._marks, self._compared_tick = {}, {}, -1
+
+    async def _compare(self) -> None:
+        """Notes what has changed for all watchers, unless that was done since they were last due."""
+        async with self._comparing:
+            tick = int(asyncio.get_running_loop().time() / INTERVAL_S)
+            if tick == self._compared_tick:
+                return
+            sessions = self._sessions()
+            for number, session in enumerate(sessions, 1):
+                mark = self._mark_of(session)
+                if self._marks.get(session.session_id) != mark:
+                    view = self.view_of(session)
+                    self._marks[session.session_id], self._views[session.session_id] = mark, view
+                    self._note(session.session_id, session.owner.tenant, view)
+                if number % _AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+            # Those that are ending are in neither list until their sandboxes are gone.
+            for session_id in self._views.keys() - {session.session_id for session in sessions}:
+                del self._views[session_id], self._marks[session_id]
+            self._forget_ended()
+            self._compared_tick = tick
+
+    def _mark_of(self, session: Session) -> object:
+        use = self._uses.get(session.session_id)
+        return (
+            session.state,
+            session.spec,
+            session.leased,
+            session.generation,
+            session.network.usage,
+            session.expire_time_s // _EXPIRY_STEP_S,
+            use and use.executions,
+        )
+
+    def _note(self, session_id: str, tenant: str, view: admin_pb.SessionView | None) -> None:
+        for watcher in self._watchers:
+            watcher.note(session_id, tenant, view)
+
+
+def _messages(unsent: Mapping[str, admin_pb.SessionView | None]) -> Iterator[admin_pb.WatchSessionsResponse]:
+    """Yields messages of a bounded size; the last one is complete, and may be empty."""
+    message, size_bytes = admin_pb.WatchSessionsResponse(), 0
+    for session_id, view in unsent.items():
+        if view is None:
+            message.forgotten_ids.append(session_id)
+            continue
+        view_bytes = view.ByteSize()
+        if message.sessions and (len(message.sessions) == MESSAGE_SESSIONS or size_bytes + view_bytes > MESSAGE_BYTES):
+            yield message
+            message, size_bytes = admin_pb.WatchSessionsResponse(), 0
+        message.sessions.append(view)
+        size_bytes += view_bytes
+    message.complete = True
+    yield message

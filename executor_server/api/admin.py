@@ -14,7 +14,7 @@ import structlog
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
-from executor_server.api import checks, from_wire, to_wire
+from executor_server.api import checks, from_wire, to_wire, viewing
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.session_views import SessionViews
@@ -128,6 +128,22 @@ class AdminService(admin_grpc.AdminServiceServicer):
         if not may_view(current_principal.get(), session.owner.tenant):
             raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {session_id!r}")
         return session
+
+    async def ListExecutions(
+        self, request: admin_pb.ListExecutionsRequest, context: Context
+    ) -> admin_pb.ListExecutionsResponse:
+        session_id = checks.identifier(request.session_id, "session_id")
+        self._note("ListExecutions", session_id)
+        return viewing.list_executions(self._visible(session_id))
+
+    async def FollowExecution(self, request: admin_pb.FollowExecutionRequest, context: Context) -> None:
+        session_id = checks.identifier(request.session_id, "session_id")
+        execution_id = checks.identifier(request.execution_id, "execution_id")
+        self._note("FollowExecution", f"{session_id}/{execution_id}")
+        session = self._visible(session_id)
+        async with aclosing(viewing.follow_execution(session, execution_id, request.after_event)) as parts:
+            async for part in parts:
+                await context.write(part)
 
     async def ListEnvironments(
         self, request: admin_pb.ListEnvironmentsRequest, context: Context

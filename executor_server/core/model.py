@@ -178,6 +178,7 @@ class AuditRules:
 
     code: Literal["none", "hash", "full"] = "hash"
     fail_closed: bool = False
+    view: Literal["none", "metadata", "content"] = "metadata"  # what operators see of executions
 
 
 @dataclass(frozen=True)

@@ -216,12 +216,16 @@ class QuotasTable(Section):
 
 
 class AuditTable(Section):
-    """Records of this profile's sessions in the audit log."""
+    """Records of this profile's sessions in the audit log, and what admins and viewers see of its executions."""
 
     code: Literal["none", "hash", "full"] = AuditRules.code
     """The recorded part of an execution's code, and of a process's command and input: none, its SHA-256, or all."""
     fail_closed: Flag = AuditRules.fail_closed
     """True stops executions while the audit log can't be written, false lets them go on."""
+    view: Literal["none", "metadata", "content"] = AuditRules.view
+    """What admins and viewers see of executions, as they happen and afterwards: nothing; their events without texts,
+    values and data; or all, and then each look is recorded (`content_viewed`). The code of executions is kept for
+    viewers if this is `content` when the session is created."""
 
 
 class ApprovalsTable(Section):

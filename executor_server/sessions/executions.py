@@ -26,6 +26,7 @@ from executor_server.core import (
     OutputCut,
     OutputMode,
     Payload,
+    Principal,
     Reason,
     ResourceExhausted,
     Result,
@@ -134,6 +135,9 @@ class Executions:
                 granted = self._granted(spec, limits)
             rules = spec.state if savepoint or branch else None
             execution = self.journal.execute(request, granted, spec.policy.fingerprint, rules)
+            execution.start_time_s = time.time()
+            if spec.audit.view == "content":
+                execution.keep_code(code.encode())
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_started(self._session.facts, execution_id)
         finally:
@@ -205,6 +209,22 @@ class Executions:
             return True
         first = next(iter(running), None)
         return first is not None and not first.waits_for_client
+
+    # -- viewers -------------------------------------------------------------------------------------------------
+
+    def state_of(self, execution: Execution) -> str:
+        """Returns "ended", "queued", "waiting" or "running"."""
+        if execution.done:
+            return "ended"
+        if execution is not next(iter(self.journal.running.values()), execution):
+            return "queued"
+        waits = execution.waits_for_client or execution.execution_id in {held for held, _ in self.journal.held()}
+        return "waiting" if waits else "running"
+
+    async def admit_view(self, viewer: Principal, execution_id: str) -> None:
+        """Records that somebody is about to see what an execution prints. Raises Unavailable."""
+        facts = {"execution": execution_id, "by_tenant": viewer.tenant, "by": viewer.name}
+        await self._admission.action(self._session.facts, "content_viewed", facts)
 
     # -- after another daemon ------------------------------------------------------------------------------------
 
@@ -297,6 +317,8 @@ class Executions:
 
     def on_end(self, execution_id: str, result: Result) -> None:
         self._session.touch()
+        if (ended := self.journal.known(execution_id)) is not None:
+            ended.end_time_s = time.time()
         if execution_id in self._asking:
             self._asking.discard(execution_id)
             facts = self._session.facts

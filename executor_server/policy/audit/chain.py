@@ -111,6 +111,7 @@ class AuditKind(enum.StrEnum):
     POLICY_REFUSED = "policy_refused"
     TOKENS_RELOADED = "tokens_reloaded"
     ADMIN_CALLED = "admin_called"
+    CONTENT_VIEWED = "content_viewed"
     GUEST_MISBEHAVED = "guest_misbehaved"
     FILE_REMOVED = "file_removed"
     AUDIT_GAP = "audit_gap"

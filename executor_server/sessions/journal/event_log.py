@@ -127,11 +127,29 @@ class EventLog(Generic[E]):
             self._readers.discard(reader)
             self._on_reader_left()
 
+    def part_after(self, after: int, max_events: int, max_bytes: int) -> tuple[int, list[E]]:
+        """Returns how many events after a number were dropped, and the next ones; the last may pass `max_bytes`.
+
+        The caller doesn't count as a reader: nothing is kept or held back for it. Raises OutOfRange if there is no
+        event `after` yet.
+        """
+        if after > self.last_number:
+            raise self._out_of_range()
+        start = max(after + 1, self.first_number) - self.first_number
+        events: list[E] = []
+        size_bytes = 0
+        while start + len(events) < len(self._journal) and len(events) < max_events and size_bytes < max_bytes:
+            size_bytes += self._costs[start + len(events)]
+            events.append(self._journal[start + len(events)])
+        return start + self.first_number - after - 1, events
+
     def _require_held(self, after: int) -> None:
         if after > self.last_number or (after < self.last_number and after + 1 < self.first_number):
-            raise OutOfRange(
-                Reason.EVENT_OUT_OF_RANGE, f"the journal holds events {self.first_number} to {self.last_number}"
-            )
+            raise self._out_of_range()
+
+    def _out_of_range(self) -> OutOfRange:
+        held = f"the journal holds events {self.first_number} to {self.last_number}"
+        return OutOfRange(Reason.EVENT_OUT_OF_RANGE, held)
 
     def _on_reader_left(self) -> None:
         """Called when a reader has stopped reading."""

@@ -40,6 +40,7 @@ _MAX_ANSWERED_CALLS = 4096
 # Open calls at one time; an honest supervisor has far fewer.
 _MAX_OPEN_CALLS = 1024
 _MAX_REASON_CHARS = 1024
+_KEPT_CODE_BYTES = 64 * 1024  # of one execution, for viewers
 
 
 @dataclass(frozen=True)
@@ -98,12 +99,31 @@ class Execution(EventLog[Event]):
         self.stopped = ""  # the reason, when the daemon stopped it
         self.network = NO_NETWORK_USE  # so far
         self.discarded_bytes = 0  # of frames without room after it was cancelled
+        self.start_time_s: float | None = None  # Unix time; None: an earlier daemon started it
+        self.end_time_s: float | None = None  # Unix time; None also if it ended before the daemon restarted
+        self.code = b""  # its beginning, if it is kept for viewers
+        self.code_bytes = 0  # of all of it; 0: not known
         self._owner = owner
         self._journal_limit = journal_bytes
         self._open_calls: dict[str, bool] = {}  # call id → answered
         self._answered: deque[str] = deque()
         self._held = False
         self._cancelled = False
+
+    def keep_code(self, source: bytes) -> None:
+        """Keeps the beginning of its code for viewers. It counts as memory, but never holds the guest back."""
+        self.code = source[:_KEPT_CODE_BYTES]
+        self._memory.charge(len(self.code))
+
+    def _drop_code(self) -> None:
+        self._memory.charge(-len(self.code))
+        self.code = b""
+
+    @property
+    def result(self) -> Result | None:
+        """The result; None if it has not ended."""
+        kind = self._journal[-1].kind if self.done and self._journal else None
+        return kind if isinstance(kind, Result) else None
 
     # -- writing -------------------------------------------------------------------------------------------------
 
@@ -140,10 +160,16 @@ class Execution(EventLog[Event]):
 
     def leave(self) -> None:
         """Stops counting, and no longer makes the guest wait for readers."""
+        self._drop_code()
         super().leave()
         if self._held:
             self._held = False
             self._owner.hold(self.execution_id, False)
+
+    def drop_read(self) -> None:
+        """Drops all events but the last, unless a reader follows them, and the code."""
+        super().drop_read()
+        self._drop_code()
 
     @property
     def waits_for_client(self) -> bool:

@@ -154,6 +154,11 @@ class Journal:
         return self._state.executions.get(execution_id)
 
     @property
+    def executions(self) -> list[Execution]:
+        """The executions that are kept, the oldest first."""
+        return list(self._state.executions.values())
+
+    @property
     def network(self) -> list[NetworkUsage]:
         """The network usage of each known execution."""
         return [execution.network for execution in self._state.executions.values()]

@@ -151,6 +151,7 @@ class JournalState:
         execution = self._add(
             execution_id, fingerprint(execution_id, execute.mode, execute.asked, source), execute.policy
         )
+        execution.code_bytes = len(source)
         self.running[execution_id] = execution
         if len(self.running) > 1:
             execution.publish(Queued(len(self.running) - 1))

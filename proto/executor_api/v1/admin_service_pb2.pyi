@@ -569,17 +569,25 @@ class FollowExecutionRequest(_message.Message):
     after_event: int
     def __init__(self, session_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., after_event: _Optional[int] = ...) -> None: ...
 
-class FollowExecutionResponse(_message.Message):
-    __slots__ = ("execution", "event", "missed_events", "withheld_bytes")
-    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+class FollowedEvent(_message.Message):
+    __slots__ = ("event", "withheld_bytes")
     EVENT_FIELD_NUMBER: _ClassVar[int]
-    MISSED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     WITHHELD_BYTES_FIELD_NUMBER: _ClassVar[int]
-    execution: ExecutionView
     event: _types_pb2.Event
-    missed_events: int
     withheld_bytes: int
-    def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., event: _Optional[_Union[_types_pb2.Event, _Mapping]] = ..., missed_events: _Optional[int] = ..., withheld_bytes: _Optional[int] = ...) -> None: ...
+    def __init__(self, event: _Optional[_Union[_types_pb2.Event, _Mapping]] = ..., withheld_bytes: _Optional[int] = ...) -> None: ...
+
+class FollowExecutionResponse(_message.Message):
+    __slots__ = ("execution", "has_content", "missed_events", "events")
+    EXECUTION_FIELD_NUMBER: _ClassVar[int]
+    HAS_CONTENT_FIELD_NUMBER: _ClassVar[int]
+    MISSED_EVENTS_FIELD_NUMBER: _ClassVar[int]
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    execution: ExecutionView
+    has_content: bool
+    missed_events: int
+    events: _containers.RepeatedCompositeFieldContainer[FollowedEvent]
+    def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., has_content: bool = ..., missed_events: _Optional[int] = ..., events: _Optional[_Iterable[_Union[FollowedEvent, _Mapping]]] = ...) -> None: ...
 
 class TailAuditRequest(_message.Message):
     __slots__ = ("tenant", "session_id", "kinds", "text", "before_seq", "max_records", "follow")

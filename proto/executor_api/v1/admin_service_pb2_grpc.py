@@ -266,7 +266,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutions(self, request, context):
-        """Returns the executions of a session that are kept, the oldest first. NOT_FOUND. Repeating is harmless.
+        """Returns the executions of a session that are kept, the oldest first, without contents. PERMISSION_DENIED with reason
+        POLICY_VIOLATION (the session's profile has audit.view = "none"), NOT_FOUND. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -274,9 +275,10 @@ class AdminServiceServicer(object):
 
     def FollowExecution(self, request, context):
         """Returns the events of an execution, kept ones and new ones, until its result. The caller does not count as a client:
-        it neither keeps the session alive nor slows the execution down, and misses events that were dropped meanwhile.
-        Contents are sent if the session's profile has audit.view = "content"; each such look is audited.
-        PERMISSION_DENIED with reason POLICY (audit.view = "none"), NOT_FOUND. Repeating is harmless.
+        it neither keeps the session alive nor slows the execution down, and misses events that were dropped meanwhile. New
+        events are sent five times a second. Contents are sent if the session's profile has audit.view = "content"; each such
+        call is audited. PERMISSION_DENIED with reason POLICY_VIOLATION (audit.view = "none", or no longer "content"),
+        OUT_OF_RANGE (`after_event` has not happened), NOT_FOUND (also when it is no longer kept). Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

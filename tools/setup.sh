@@ -9,7 +9,7 @@ set -euo pipefail
 
 cd "$(dirname "$0")/.."
 venv=.venv
-extras=server,gateway,cli,e2b,smolagents,mcp,otel,data
+extras=server,gateway,console,cli,e2b,smolagents,mcp,otel,data
 for extra in "$@"; do extras+=,$extra; done
 install=(-e ".[$extras]" --group dev --group mcp-tools)
 

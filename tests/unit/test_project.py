@@ -193,6 +193,7 @@ BY_MODULE = (
     "core.lifecycle.signals",
     "core.lifecycle.announcement",
     "gateway.",
+    "console.",
 )
 PACKAGES = sorted(str(path.parent.relative_to(DAEMON)).replace("/", ".") for path in DAEMON.glob("**/__init__.py"))[1:]
 

@@ -6,6 +6,7 @@ not know what the values are used for.
 
 from executor_server.core.config.backend_config import DockerImage, DockerSection, E2BImage, E2BSection, LocalImage
 from executor_server.core.config.config import Config, PoolSection, ServerSection, TracingSection, load, to_toml
+from executor_server.core.config.console_config import ConsoleSection
 from executor_server.core.config.egress_config import EgressSection
 from executor_server.core.config.environments_config import EnvironmentsSection
 from executor_server.core.config.fleet_config import FleetSection

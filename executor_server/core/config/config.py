@@ -18,6 +18,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from executor_server.core import secret_names
 from executor_server.core.config.backend_config import DockerSection, E2BSection, LocalSection
+from executor_server.core.config.console_config import ConsoleSection
 from executor_server.core.config.egress_config import EgressSection
 from executor_server.core.config.environments_config import EnvironmentsSection
 from executor_server.core.config.fleet_config import FleetSection
@@ -228,6 +229,7 @@ class Config(Section):
     environments: EnvironmentsSection = EnvironmentsSection()
     fleet: FleetSection = FleetSection()
     gateway: GatewaySection = GatewaySection()
+    console: ConsoleSection = ConsoleSection()
     state: StateSection = StateSection()
     audit: AuditSection = AuditSection()
     metrics: MetricsSection = MetricsSection()

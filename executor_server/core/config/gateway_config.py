@@ -23,11 +23,14 @@ def _is_tcp(text: str) -> bool:
         return False
 
 
+TcpListen = Annotated[str, AfterValidator(Form("HOST:PORT", _is_tcp))]
+
+
 class GatewaySection(Section):
     """The gateway, `executor-server gateway`: HTTP, the Connect protocol and E2B's protocol. A process of its own; the
     daemon does not read this section."""
 
-    listen: Annotated[str, AfterValidator(Form("HOST:PORT", _is_tcp))] = "127.0.0.1:3000"
+    listen: TcpListen = "127.0.0.1:3000"
     """The address for clients, `HOST:PORT`. Addresses that other machines can reach need `tls_cert`."""
     daemon: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The daemon's address, `HOST:PORT` or `unix:PATH`. Not set: the socket in the state directory."""

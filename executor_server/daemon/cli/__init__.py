@@ -17,6 +17,7 @@ import click
 from executor_server.core import SandboxFailure
 from executor_server.core.config import ConfigError, to_toml
 from executor_server.daemon.cli.admin import admin
+from executor_server.daemon.cli.console import console
 from executor_server.daemon.cli.gateway import gateway
 from executor_server.daemon.cli.images import images
 from executor_server.daemon.cli.shared import (
@@ -49,7 +50,7 @@ LATE_GROUPS = {
 """Groups of commands that are imported when one of their commands runs: the module of each, and its help."""
 
 
-_IMPORTING = {"serve", "front", "check-host", "gateway"}
+_IMPORTING = {"serve", "front", "check-host", "gateway", "console"}
 """Commands that import the daemon, and start the garbage collector afterwards."""
 
 
@@ -90,6 +91,7 @@ def main(ctx: click.Context) -> None:
 
 
 main.add_command(admin)
+main.add_command(console)
 main.add_command(gateway)
 main.add_command(images)
 

@@ -1,0 +1,176 @@
+"""What every page gets: the daemon, whole pages and parts of pages, and streams of changes.
+
+A page is a module with `routes(console)`, and templates. Every expression of a template is escaped, and passes through
+`text.clean`, so that no template has to remember where a text comes from.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterator
+from datetime import UTC, datetime
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import structlog
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+
+from executor_server.console.access import Browser
+from executor_server.console.daemon import Daemon, DaemonError
+from executor_server.console.text import clean
+
+STREAMS_MAX = 256
+"""Streams of changes at a time; each open page has one."""
+KEEPALIVE_S = 15.0
+"""Seconds without a change until a comment is sent, so that a reader that has left is noticed."""
+NAVIGATION = (("/", "Overview"),)
+"""The pages that every page leads to."""
+
+_STATUSES = {
+    "NOT_FOUND": 404,
+    "PERMISSION_DENIED": 403,
+    "UNAUTHENTICATED": 403,
+    "INVALID_ARGUMENT": 400,
+    "FAILED_PRECONDITION": 409,
+    "RESOURCE_EXHAUSTED": 503,
+    "UNAVAILABLE": 503,
+    "UNIMPLEMENTED": 501,
+}
+"""HTTP statuses for the daemon's."""
+
+_log = structlog.get_logger(__name__)
+
+
+class Console:
+    """The object that pages share."""
+
+    def __init__(self, daemon: Daemon, *, actions: bool) -> None:
+        self.daemon = daemon
+        self.actions = actions
+        """The switch: without it every action is 403, and no button is shown."""
+        self._streams = 0
+        self._templates = jinja2.Environment(
+            loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
+            autoescape=True,
+            undefined=jinja2.StrictUndefined,
+            finalize=clean,
+            auto_reload=False,
+            trim_blocks=True,
+            lstrip_blocks=True,
+        )
+        self._templates.globals["clock"] = _clock
+        self._templates.globals["actions"] = actions
+
+    def page(
+        self, request: Request, template: str, *, status: int = 200, events: str = "/events", **values: Any
+    ) -> Response:
+        """Returns a whole page. `events` is the path of its stream; every stream has the layout's changes, too."""
+        browser: Browser | None = request.state.browser
+        if browser is not None:
+            self.daemon.attend()
+        text = self.fragment(
+            template,
+            path=request.url.path,
+            navigation=NAVIGATION if browser is not None else (),
+            csrf="" if browser is None else browser.csrf,
+            events=events if browser is not None else "",
+            **self._layout(),
+            **values,
+        )
+        return HTMLResponse(text, status)
+
+    def fragment(self, template: str, **values: Any) -> str:
+        """Returns a part of a page, for a stream or for htmx."""
+        return self._templates.get_template(template).render(values)
+
+    def problem(self, request: Request, status: int, text: str) -> Response:
+        """Returns the page for a request that is refused or has failed."""
+        return self.page(request, "problem.html", status=status, title=HTTPStatus(status).phrase, text=text)
+
+    def daemon_problem(self, request: Request, error: DaemonError) -> Response:
+        """Returns the page for a call that the daemon refused or did not answer."""
+        text = f"The daemon did not answer: {error.message}" if error.is_away else error.message
+        return self.problem(request, _STATUSES.get(error.status, 502), text)
+
+    def events(self, request: Request, source: AsyncIterator[tuple[str, str]] | None = None) -> Response:
+        """Streams the layout's changes and those of `source` (name, HTML), until the browser signs out.
+
+        After the last change of `source` comes the event "close", with which a page ends its stream.
+        """
+        if self._streams >= STREAMS_MAX:
+            return Response(f"{STREAMS_MAX} pages are open; close some", 503, {"retry-after": "30"})
+        stream = self._stream(request.state.browser, source)
+        return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    async def _stream(
+        self, browser: Browser, source: AsyncIterator[tuple[str, str]] | None
+    ) -> AsyncGenerator[str, None]:
+        # Each pump waits until its change was taken, and this generator until the reader has taken one: what happens
+        # meanwhile is seen as one change.
+        queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(1)
+        sources = [self._approvals(), self._away()] + ([source] if source is not None else [])
+        pumps = [asyncio.create_task(self._pump(each, queue)) for each in sources]
+        pumps.append(asyncio.create_task(_end(browser, queue)))
+        self._streams += 1
+        try:
+            while browser.is_signed_in:
+                self.daemon.attend()
+                try:
+                    async with asyncio.timeout(KEEPALIVE_S):
+                        name, html = await queue.get()
+                except TimeoutError:
+                    yield ":\n\n"
+                    continue
+                yield f"event: {name}\n" + "".join(f"data: {line}\n" for line in html.split("\n")) + "\n"
+        finally:
+            self._streams -= 1
+            for pump in pumps:
+                pump.cancel()
+            await asyncio.gather(*pumps, return_exceptions=True)
+
+    async def _pump(self, source: AsyncIterator[tuple[str, str]], queue: asyncio.Queue[tuple[str, str]]) -> None:
+        try:
+            async for change in source:
+                await queue.put(change)
+        except DaemonError as error:
+            await queue.put(("problem", self.fragment("problem_part.html", text=error.message)))
+        except Exception:  # noqa: BLE001 - the stream of one page must not fail in silence
+            _log.exception("stream_failed")
+            await queue.put(
+                ("problem", self.fragment("problem_part.html", text="The console failed; its log says why."))
+            )
+        await queue.put(("close", ""))
+
+    async def _approvals(self) -> AsyncGenerator[tuple[str, str], None]:
+        changes, shown = self.daemon.approvals_changes, ""
+        seen = -1
+        while True:
+            seen = await changes.after(seen)
+            if (html := self.fragment("approvals_count.html", **self._layout())) != shown:
+                shown = html
+                yield "approvals-count", html
+
+    async def _away(self) -> AsyncGenerator[tuple[str, str], None]:
+        seen = -1
+        while True:
+            seen = await self.daemon.away_changes.after(seen)
+            yield "away", self.fragment("away.html", **self._layout())
+
+    def _layout(self) -> dict[str, Any]:
+        status = self.daemon.status
+        waiting = len(self.daemon.approvals) or (status.approvals if status is not None else 0)
+        return {"approvals_waiting": waiting, "away_since": self.daemon.away_since}
+
+
+async def _end(browser: Browser, queue: asyncio.Queue[tuple[str, str]]) -> None:
+    """Ends a stream whose browser signs out."""
+    await browser.ended.wait()
+    await queue.put(("close", ""))
+
+
+def _clock(time_s: float) -> str:
+    """A time (seconds since the epoch) as pages show it."""
+    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

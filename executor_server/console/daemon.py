@@ -1,0 +1,280 @@
+"""The connection to the daemon, which all viewers share: one watch of its sessions, one of approvals, one clock.
+
+A watch that ends is started again. Pages read what the watches have left here, and wait on `Changes`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+import grpc.aio
+import structlog
+from google.rpc import error_details_pb2, status_pb2
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
+
+CALL_TIME_S = 60.0
+"""Seconds for a call that is not a stream."""
+SAMPLE_INTERVAL_S = 5.0
+SAMPLES_MAX = 720
+"""An hour."""
+RETRY_S = 0.5
+RETRY_MAX_S = 5.0
+REFUSED_RETRY_S = 30.0
+"""Seconds until a watch that the daemon refused is tried again: the token may have got a role."""
+ATTENDED_S = 60.0
+"""Seconds after a page was sent for which somebody counts as looking, without an open stream."""
+MAX_RESPONSE_BYTES = 64 * 1024 * 1024
+MAX_PEM_BYTES = 1024 * 1024
+# The daemon tolerates this ping rate.
+_OPTIONS = [
+    ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.max_reconnect_backoff_ms", int(RETRY_MAX_S * 1000)),
+    # One connection has at most 256 calls at a time; gRPC opens another for more viewers.
+    ("grpc.service_config", '{"connectionScaling": {"maxConnectionsPerSubchannel": 8}}'),
+    # A proxy named in the environment is not for the path between the console and the daemon.
+    ("grpc.enable_http_proxy", 0),
+]
+_AWAY = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED"}
+
+_log = structlog.get_logger(__name__)
+
+
+class DaemonError(Exception):
+    """The daemon refused a call, or could not be reached."""
+
+    def __init__(self, status: str, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+        """The name of the gRPC status, as "NOT_FOUND"."""
+        self.reason = reason
+        """The reason from the closed list in docs/protocol.md; empty if gRPC made the status."""
+        self.message = message
+
+    @property
+    def is_away(self) -> bool:
+        """True if the daemon did not answer."""
+        return self.status in _AWAY and not self.reason
+
+
+class Admin:
+    """AdminService: `await admin.GetStatus(request)`, `async for message in admin.TailAudit(request)`.
+
+    Raises DaemonError.
+    """
+
+    def __init__(self, channel: grpc.aio.Channel, token: str | None) -> None:
+        self._stub: Any = admin_grpc.AdminServiceStub(channel)
+        self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+
+    def __getattr__(self, method: str) -> Any:
+        call = getattr(self._stub, method)
+        if isinstance(call, grpc.aio.UnaryStreamMultiCallable):
+            return lambda request: self._stream(call, request)
+        return lambda request, time_s=CALL_TIME_S: self._unary(call, request, time_s)
+
+    async def _unary(self, call: Any, request: Any, time_s: float) -> Any:
+        try:
+            return await call(request, metadata=self._metadata, timeout=time_s)
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from error
+
+    async def _stream(self, call: Any, request: Any) -> AsyncIterator[Any]:
+        messages = call(request, metadata=self._metadata)
+        try:
+            async for message in messages:
+                yield message
+        except grpc.aio.AioRpcError as error:
+            raise _translated(error) from error
+        finally:
+            messages.cancel()
+
+
+def _translated(error: grpc.aio.AioRpcError) -> DaemonError:
+    reason = ""
+    metadata: Any = error.trailing_metadata() or ()
+    for name, value in metadata:
+        if name == "grpc-status-details-bin":
+            info = error_details_pb2.ErrorInfo()
+            for detail in status_pb2.Status.FromString(value).details:
+                if detail.Unpack(info):
+                    reason = info.reason
+    return DaemonError(error.code().name, reason, error.details() or error.code().name)
+
+
+class Changes:
+    """Counts the changes of something, for many who wait for the next one."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._next = asyncio.Event()
+
+    def notify(self) -> None:
+        self.count += 1
+        self._next.set()
+        self._next = asyncio.Event()
+
+    async def after(self, count: int) -> int:
+        """Returns the present count, once it differs from `count`. Changes that come together are seen as one."""
+        while self.count == count:
+            await self._next.wait()
+        return self.count
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The daemon's status at a time (seconds since the epoch)."""
+
+    time: float
+    status: admin_pb.GetStatusResponse
+
+
+class Daemon:
+    """What is known of the daemon. Use as an async context manager, which runs the watches."""
+
+    def __init__(self, channel: grpc.aio.Channel, token: str | None, *, approves: bool) -> None:
+        self._channel = channel
+        self._approves = approves
+        self.admin = Admin(channel, token)
+        self.sessions: dict[str, admin_pb.SessionView] = {}
+        """Sessions by id, ended ones too."""
+        self.sessions_changes = Changes()
+        self.approvals: list[admin_pb.Approval] = []
+        """Requests that wait, the oldest first. Watched while somebody looks, and if the console may decide."""
+        self.approvals_changes = Changes()
+        self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
+        """The last hour, the oldest first."""
+        self.samples_changes = Changes()
+        self.away_since: float | None = None
+        """When the daemon stopped answering (seconds since the epoch). What is here is from before."""
+        self.away_changes = Changes()
+        self.errors: dict[str, DaemonError] = {}
+        """What is missing here, with the daemon's reason: "sessions", "approvals", "status"."""
+        self._attended_until = 0.0
+        self._attended = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def status(self) -> admin_pb.GetStatusResponse | None:
+        """The last sample's; None before the first one."""
+        return self.samples[-1].status if self.samples else None
+
+    async def __aenter__(self) -> Daemon:
+        watches: dict[str, Callable[[], Awaitable[None]]] = {"sessions": self._sessions, "status": self._sample}
+        if self._approves:
+            watches["approvals"] = self._attended_approvals
+        self._tasks = [asyncio.create_task(self._again(name, watch)) for name, watch in watches.items()]
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._channel.close(None)
+
+    def attend(self) -> None:
+        """Notes that somebody looks. Requests wait for an approver only while there is one."""
+        self._attended_until = time.monotonic() + ATTENDED_S
+        self._attended.set()
+
+    async def _again(self, name: str, watch: Callable[[], Awaitable[None]]) -> None:
+        """Runs a watch again and again, with growing waits while it fails at once."""
+        wait_s = RETRY_S
+        while True:
+            began = time.monotonic()
+            try:
+                await watch()
+                continue
+            except DaemonError as error:
+                if name not in self.errors:
+                    _log.warning("watch_failed", watch=name, status=error.status, reason=error.reason)
+                self._failed(name, error)
+                refused = not error.is_away
+            except Exception:  # noqa: BLE001 - the owner of the watch: it goes on
+                _log.exception("watch_failed", watch=name)
+                refused = False
+            if time.monotonic() - began > RETRY_MAX_S:
+                wait_s = RETRY_S
+            await asyncio.sleep(REFUSED_RETRY_S if refused else wait_s)
+            wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+    def _failed(self, name: str, error: DaemonError) -> None:
+        self.errors[name] = error
+        if error.is_away and self.away_since is None:
+            self.away_since = time.time()
+            self.away_changes.notify()
+
+    def _works(self, name: str) -> None:
+        self.errors.pop(name, None)
+        if self.away_since is not None:
+            self.away_since = None
+            self.away_changes.notify()
+
+    async def _sessions(self) -> None:
+        first: dict[str, admin_pb.SessionView] | None = {}
+        async for message in self.admin.WatchSessions(admin_pb.WatchSessionsRequest()):
+            table = self.sessions if first is None else first
+            for view in message.sessions:
+                table[view.owned.session.session_id] = view
+            for session_id in message.forgotten_ids:
+                table.pop(session_id, None)
+            if first is not None:
+                if not message.complete:
+                    continue
+                self.sessions, first = first, None
+            self._works("sessions")
+            self.sessions_changes.notify()
+        raise DaemonError("UNAVAILABLE", "", "The daemon ended the stream.")
+
+    async def _sample(self) -> None:
+        status = await self.admin.GetStatus(admin_pb.GetStatusRequest(), SAMPLE_INTERVAL_S)
+        self._works("status")
+        self.samples.append(Sample(time.time(), status))
+        self.samples_changes.notify()
+        await asyncio.sleep(SAMPLE_INTERVAL_S)
+
+    async def _attended_approvals(self) -> None:
+        """Watches while somebody looks: the daemon counts the watch as an approver, for whom executions wait."""
+        await self._attended.wait()
+        watch = asyncio.ensure_future(self._watch_approvals())
+        try:
+            while (left_s := self._attended_until - time.monotonic()) > 0:
+                done, _ = await asyncio.wait({watch}, timeout=left_s)
+                if done:
+                    return await watch
+            self._attended.clear()
+        finally:
+            watch.cancel()
+            with suppress(asyncio.CancelledError, DaemonError):
+                await watch
+            self.approvals = []
+            self.approvals_changes.notify()
+
+    async def _watch_approvals(self) -> None:
+        async for message in self.admin.WatchApprovals(admin_pb.WatchApprovalsRequest()):
+            self._works("approvals")
+            self.approvals = list(message.approvals)
+            self.approvals_changes.notify()
+        raise DaemonError("UNAVAILABLE", "", "The daemon ended the stream.")
+
+
+def channel_to(address: str, tls_ca: Path | None, *, tls: bool) -> grpc.aio.Channel:
+    """Opens a channel, with TLS if `tls`; `tls_ca` (PEM) replaces the system's CAs. Raises OSError."""
+    if not tls:
+        return grpc.aio.insecure_channel(address, _OPTIONS)
+    roots = None
+    if tls_ca is not None:
+        with tls_ca.open("rb") as file:
+            roots = file.read(MAX_PEM_BYTES)
+    return grpc.aio.secure_channel(address, grpc.ssl_channel_credentials(root_certificates=roots), _OPTIONS)

@@ -1,0 +1,59 @@
+"""Who may use the console, and what every response says."""
+
+from __future__ import annotations
+
+import httpx
+import pytest
+
+from tests.support.console import Browser, Console
+
+
+def test_a_link_signs_in_once(console: Console) -> None:
+    link = console.link()
+    with httpx.Client(base_url=console.url, trust_env=False) as first, httpx.Client(trust_env=False) as second:
+        answer = first.get(link)
+        assert answer.status_code == 200
+        assert {"HttpOnly", "SameSite=Strict"} <= set(answer.headers["set-cookie"].split("; "))
+        assert first.get("/").status_code == 200
+        assert second.get(link).status_code == 403
+        assert second.get(f"{console.url}/").status_code == 401
+    assert console.link() != link
+
+
+def test_every_response_forbids_scripts_frames_and_guessing(console: Console, browser: Browser) -> None:
+    for answer in (
+        browser.http.get("/"),
+        browser.http.get("/nothing"),
+        browser.http.get("/static/console.css"),
+        httpx.get(f"{console.url}/", trust_env=False),
+        browser.http.get("/", headers={"host": "attacker.example"}),
+    ):
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
+        assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+        assert answer.headers["x-content-type-options"] == "nosniff"
+        assert answer.headers["referrer-policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("host", ["attacker.example", "127.0.0.1", "127.0.0.1:1", ""])
+def test_another_host_header_is_refused(browser: Browser, host: str) -> None:
+    """A page of an attacker whose name leads to 127.0.0.1 must not read the console."""
+    assert browser.http.get("/", headers={"host": host}).status_code == 421
+
+
+def test_a_form_needs_the_token_of_a_page_and_its_origin(browser: Browser) -> None:
+    csrf = browser.csrf()
+    assert browser.http.post("/sign-out", data={"csrf": "wrong"}).status_code == 403
+    assert browser.http.post("/sign-out").status_code == 403
+    foreign = browser.http.post("/sign-out", data={"csrf": csrf}, headers={"origin": "http://attacker.example"})
+    assert foreign.status_code == 403
+    assert browser.http.post("/sign-out", data={"csrf": csrf, "x": "x" * 100_000}).status_code == 413
+    assert browser.get("/")
+
+
+def test_signing_out_ends_the_streams_of_the_browser(browser: Browser) -> None:
+    csrf = browser.csrf()
+    with browser.events("/events") as changes:
+        next(changes)
+        assert browser.http.post("/sign-out", data={"csrf": csrf}).status_code == 303
+        assert list(changes)[-1] == ("close", "")
+    assert browser.http.get("/").status_code == 401

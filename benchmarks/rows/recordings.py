@@ -8,8 +8,8 @@ from pathlib import Path
 
 from benchmarks.bench import Bench
 from benchmarks.figures import AtMostTimes, Figure, Reference, timed
+from executor_api.recordings import payload_of
 from executor_client import Recording, Session
-from executor_client.recording import payload_of
 
 _ROUNDS = 1_000
 _PROGRAMS = (

@@ -8,10 +8,10 @@
             print(step.request.code, recording.result(step).output)
 
 A recording is a zip file with `events.jsonl`, `blobs/SHA256` and `manifest.json`. A line of `events.jsonl` is an entry:
-its time, its kind, the execution it belongs to, and the fields of a message of our protocol (`KINDS`), as protobuf
-writes them in JSON. Payloads of more than 1 KiB are blobs; their `blob_id` is their SHA-256. The manifest has the head
-of a hash chain over the lines, and says what was captured, what was only referenced and what is unknown. The zip's
-comment is the SHA-256 of the file up to the end of its directory.
+its time, its kind, the execution it belongs to, and the fields of a message of our protocol
+(`executor_api.recordings.KINDS`), as protobuf writes them in JSON. Payloads of more than 1 KiB are blobs; their
+`blob_id` is their SHA-256. The manifest has the head of a hash chain over the lines, and says what was captured, what
+was only referenced and what is unknown. The zip's comment is the SHA-256 of the file up to the end of its directory.
 
 The hashes show damage and careless edits. They don't show who wrote a recording: whoever edits one can compute new
 hashes. So a reader treats every file as hostile: it bounds what it reads, executes nothing and unpickles nothing.
@@ -50,6 +50,16 @@ from google.protobuf.message import Message
 
 from executor_api import strict_json
 from executor_api.limits import BLOB_BYTES_MAX
+from executor_api.recordings import (
+    BLOBS_MAX,
+    INLINE_BYTES_MAX,
+    KINDS,
+    LINE_BYTES_MAX,
+    LINES_BYTES_MAX,
+    RECORDING_BYTES_MAX,
+    fields_of,
+    payload_of,
+)
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.assembler import Assembler
@@ -61,41 +71,13 @@ from executor_client.results import ExecutionResult
 
 VERSION = 1
 """Raised when an older reader would misunderstand a file."""
-INLINE_BYTES_MAX = 1024
-"""Bytes of a payload that stands in its line; a larger one is a blob."""
-
-RECORDING_BYTES_MAX = 2 << 30
-"""Bytes of a recording; below 4 GiB, so that a zip needs no extensions."""
-LINES_BYTES_MAX = 1 << 30
-LINE_BYTES_MAX = 32 << 20
 HELD_BYTES_MAX = 2 << 30
 """Bytes of the entries that `Recording.steps` or `in_order` holds at one time. A bomb has as many in a small file."""
 _ENTRY_BYTES = 1_000
 """Bytes that an entry takes in memory, in addition to its line."""
 TIME_S_MAX = 1 << 36
 """Seconds since 1970; a larger number is no time."""
-BLOBS_MAX = 60_000
-"""Fewer than the 65,535 members of a zip without extensions."""
 _MANIFEST_BYTES_MAX = 1 << 20
-
-KINDS: Mapping[str, type[Message] | None] = {
-    "session": None,  # the head: `SessionInfo` as JSON, with "prelude" and "versions"
-    "imports": service_pb.AuthorizeImportsRequest,
-    "tools": service_pb.RegisterToolsRequest,
-    "variables": service_pb.SetVariablesRequest,
-    "file": service_pb.PutFileHeader,  # with "content": a payload, or {"sha256": ...} for a large file
-    "execute": service_pb.ExecuteRequest,
-    "event": pb.Event,
-    "answer": service_pb.SubmitToolResultRequest,  # of a host tool
-    "broken": None,  # the client left the execution before its end: {"type": ..., "message": ...}
-    "files": service_pb.ManageFileRequest,  # makes a directory, moves or removes
-    "savepoint": service_pb.TakeSavepointRequest,
-    "rollback": service_pb.RollbackRequest,
-    # A call of a model: {"model": its id, "messages": [payload of each as JSON], "settings": payload of the other
-    # arguments as JSON, "answer": payload of the answer as JSON, or "error": {"type": ..., "message": ...}}.
-    "model": None,
-}
-"""The kinds of entries, with the message that the fields of one are."""
 
 _LINES, _MANIFEST, _BLOBS = "events.jsonl", "manifest.json", "blobs/"
 _BEGIN = hashlib.sha256(b"").digest()
@@ -416,24 +398,6 @@ class Recording(ShortRepr):
 
     def _broken(self, why: str) -> RecordingError:
         return RecordingError(f"{self.path} can't be used: {why}")
-
-
-def fields_of(message: Message) -> dict[str, Any]:
-    """Returns a message as the fields of an entry."""
-    return json_format.MessageToDict(message, preserving_proto_field_name=True)
-
-
-def payload_of(event: pb.Event) -> pb.Payload | None:
-    """Returns the payload of an event; None for one without."""
-    kind = event.WhichOneof("kind")
-    if kind in ("image", "display"):
-        payload: pb.Payload = getattr(event, kind).data
-        return payload
-    if kind == "tool_call":
-        return event.tool_call.arguments.packed
-    if kind == "result" and event.result.HasField("output"):
-        return event.result.output.packed
-    return None
 
 
 def _entry(number: int, line: bytes) -> Entry:

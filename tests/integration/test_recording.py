@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
+from executor_api.recordings import BLOBS_MAX
 from executor_client import InvalidRequest, Outcome, Recorder, Recording, RecordingError
 from executor_client import recording as recording_module
-from executor_client.recording import BLOBS_MAX
 from tests.support.blocking import client_of
 from tests.support.daemon import Daemon
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from executor_api.limits import EXECUTION_BLOBS_BYTES_MAX, EXECUTION_BLOBS_OPEN_MAX
+from executor_api.recordings import FILE_BYTES_RECORDED_MAX, INLINE_BYTES_MAX, fields_of, payload_of
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_api.values import EncodeError, encode
@@ -28,14 +29,11 @@ from executor_client._core.local import Content
 from executor_client._core.tools import Answer, Tool
 from executor_client.errors import InvalidRequest
 from executor_client.events import ExecutionEvent
-from executor_client.recording import INLINE_BYTES_MAX, Recorder, fields_of, payload_of
+from executor_client.recording import Recorder
 from executor_client.results import ExecutionResult, SessionInfo
 
 if TYPE_CHECKING:
     from executor_client._shipping import Shipped
-
-FILE_BYTES_RECORDED_MAX = 16 << 20
-"""Bytes of a file that a recording holds; of a larger one it has the hash."""
 
 M = TypeVar("M", bound=Message)
 

@@ -18,7 +18,8 @@ from typing import Any
 import PIL.Image
 from smolagents.models import agglomerate_stream_deltas
 
-from executor_client.recording import Recorder, fields_of, packed_json
+from executor_api.recordings import fields_of
+from executor_client.recording import Recorder, packed_json
 from executor_client.smolagents.executor import RemoteExecutor
 
 _NOT_RECORDED = "raw"

@@ -1,0 +1,64 @@
+"""The entries of recordings, which both the client and the daemon record: their kinds and their bounds.
+
+The client writes the file (`executor_client.recording`); the daemon keeps entries and blobs, and sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from google.protobuf import json_format
+from google.protobuf.message import Message
+
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+
+INLINE_BYTES_MAX = 1024
+"""Bytes of a payload that stands in its line; a larger one is a blob."""
+
+RECORDING_BYTES_MAX = 2 << 30
+"""Bytes of a recording; below 4 GiB, so that a zip needs no extensions."""
+LINES_BYTES_MAX = 1 << 30
+LINE_BYTES_MAX = 32 << 20
+BLOBS_MAX = 60_000
+"""Fewer than the 65,535 members of a zip without extensions."""
+FILE_BYTES_RECORDED_MAX = 16 << 20
+"""Bytes of a file that a recording holds; of a larger one it has the hash."""
+
+KINDS: Mapping[str, type[Message] | None] = {
+    "session": None,  # the head: `SessionInfo` as JSON, with "prelude" and "versions"
+    "imports": service_pb.AuthorizeImportsRequest,
+    "tools": service_pb.RegisterToolsRequest,
+    "variables": service_pb.SetVariablesRequest,
+    "file": service_pb.PutFileHeader,  # with "content": a payload, or {"sha256": ...} for a large file
+    "execute": service_pb.ExecuteRequest,
+    "event": pb.Event,
+    "answer": service_pb.SubmitToolResultRequest,  # of a host tool
+    "broken": None,  # the client left the execution before its end: {"type": ..., "message": ...}
+    "files": service_pb.ManageFileRequest,  # makes a directory, moves or removes
+    "savepoint": service_pb.TakeSavepointRequest,
+    "rollback": service_pb.RollbackRequest,
+    # A call of a model: {"model": its id, "messages": [payload of each as JSON], "settings": payload of the other
+    # arguments as JSON, "answer": payload of the answer as JSON, or "error": {"type": ..., "message": ...}}.
+    "model": None,
+}
+"""The kinds of entries, with the message that the fields of one are."""
+
+
+def fields_of(message: Message) -> dict[str, Any]:
+    """Returns a message as the fields of an entry."""
+    return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def payload_of(event: pb.Event) -> pb.Payload | None:
+    """Returns the payload of an event; None for one without."""
+    kind = event.WhichOneof("kind")
+    if kind in ("image", "display"):
+        payload: pb.Payload = getattr(event, kind).data
+        return payload
+    if kind == "tool_call":
+        return event.tool_call.arguments.packed
+    if kind == "result" and event.result.HasField("output"):
+        return event.result.output.packed
+    return None

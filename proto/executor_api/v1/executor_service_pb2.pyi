@@ -767,3 +767,99 @@ class ForwardPortResponse(_message.Message):
 class PortOpened(_message.Message):
     __slots__ = ()
     def __init__(self) -> None: ...
+
+class ListRecordingsRequest(_message.Message):
+    __slots__ = ()
+    def __init__(self) -> None: ...
+
+class ListRecordingsResponse(_message.Message):
+    __slots__ = ("recordings",)
+    RECORDINGS_FIELD_NUMBER: _ClassVar[int]
+    recordings: _containers.RepeatedCompositeFieldContainer[RecordingInfo]
+    def __init__(self, recordings: _Optional[_Iterable[_Union[RecordingInfo, _Mapping]]] = ...) -> None: ...
+
+class RecordingInfo(_message.Message):
+    __slots__ = ("session_id", "tenant", "mode", "create_time", "end_time", "expire_time", "size_bytes", "ended")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    MODE_FIELD_NUMBER: _ClassVar[int]
+    CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    END_TIME_FIELD_NUMBER: _ClassVar[int]
+    EXPIRE_TIME_FIELD_NUMBER: _ClassVar[int]
+    SIZE_BYTES_FIELD_NUMBER: _ClassVar[int]
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    tenant: str
+    mode: str
+    create_time: _timestamp_pb2.Timestamp
+    end_time: _timestamp_pb2.Timestamp
+    expire_time: _timestamp_pb2.Timestamp
+    size_bytes: int
+    ended: str
+    def __init__(self, session_id: _Optional[str] = ..., tenant: _Optional[str] = ..., mode: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., expire_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., size_bytes: _Optional[int] = ..., ended: _Optional[str] = ...) -> None: ...
+
+class GetRecordingRequest(_message.Message):
+    __slots__ = ("session_id",)
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+
+class GetRecordingResponse(_message.Message):
+    __slots__ = ("recording", "entries", "blob_chunk", "completeness")
+    RECORDING_FIELD_NUMBER: _ClassVar[int]
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    BLOB_CHUNK_FIELD_NUMBER: _ClassVar[int]
+    COMPLETENESS_FIELD_NUMBER: _ClassVar[int]
+    recording: RecordingInfo
+    entries: RecordedEntries
+    blob_chunk: _types_pb2.BlobChunk
+    completeness: RecordingCompleteness
+    def __init__(self, recording: _Optional[_Union[RecordingInfo, _Mapping]] = ..., entries: _Optional[_Union[RecordedEntries, _Mapping]] = ..., blob_chunk: _Optional[_Union[_types_pb2.BlobChunk, _Mapping]] = ..., completeness: _Optional[_Union[RecordingCompleteness, _Mapping]] = ...) -> None: ...
+
+class RecordedEntries(_message.Message):
+    __slots__ = ("entries",)
+    ENTRIES_FIELD_NUMBER: _ClassVar[int]
+    entries: _containers.RepeatedCompositeFieldContainer[RecordedEntry]
+    def __init__(self, entries: _Optional[_Iterable[_Union[RecordedEntry, _Mapping]]] = ...) -> None: ...
+
+class RecordedEntry(_message.Message):
+    __slots__ = ("time_s", "kind", "step", "redacted", "message", "json")
+    TIME_S_FIELD_NUMBER: _ClassVar[int]
+    KIND_FIELD_NUMBER: _ClassVar[int]
+    STEP_FIELD_NUMBER: _ClassVar[int]
+    REDACTED_FIELD_NUMBER: _ClassVar[int]
+    MESSAGE_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    time_s: float
+    kind: str
+    step: int
+    redacted: bool
+    message: bytes
+    json: bytes
+    def __init__(self, time_s: _Optional[float] = ..., kind: _Optional[str] = ..., step: _Optional[int] = ..., redacted: bool = ..., message: _Optional[bytes] = ..., json: _Optional[bytes] = ...) -> None: ...
+
+class RecordingCompleteness(_message.Message):
+    __slots__ = ("ended", "redacted_tools", "referenced", "unknown")
+    class ReferencedEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    class UnknownEntry(_message.Message):
+        __slots__ = ("key", "value")
+        KEY_FIELD_NUMBER: _ClassVar[int]
+        VALUE_FIELD_NUMBER: _ClassVar[int]
+        key: str
+        value: int
+        def __init__(self, key: _Optional[str] = ..., value: _Optional[int] = ...) -> None: ...
+    ENDED_FIELD_NUMBER: _ClassVar[int]
+    REDACTED_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    REFERENCED_FIELD_NUMBER: _ClassVar[int]
+    UNKNOWN_FIELD_NUMBER: _ClassVar[int]
+    ended: str
+    redacted_tools: _containers.RepeatedScalarFieldContainer[str]
+    referenced: _containers.ScalarMap[str, int]
+    unknown: _containers.ScalarMap[str, int]
+    def __init__(self, ended: _Optional[str] = ..., redacted_tools: _Optional[_Iterable[str]] = ..., referenced: _Optional[_Mapping[str, int]] = ..., unknown: _Optional[_Mapping[str, int]] = ...) -> None: ...

@@ -221,6 +221,16 @@ class ExecutorServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetPolicyRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.GetPolicyResponse.FromString,
                 _registered_method=True)
+        self.ListRecordings = channel.unary_unary(
+                '/executor_api.v1.ExecutorService/ListRecordings',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListRecordingsRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListRecordingsResponse.FromString,
+                _registered_method=True)
+        self.GetRecording = channel.unary_stream(
+                '/executor_api.v1.ExecutorService/GetRecording',
+                request_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetRecordingRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_executor__service__pb2.GetRecordingResponse.FromString,
+                _registered_method=True)
 
 
 class ExecutorServiceServicer(object):
@@ -570,6 +580,24 @@ class ExecutorServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ListRecordings(self, request, context):
+        """The recordings that the daemon made of the caller's sessions, oldest first; an administrator gets those of all
+        tenants. Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def GetRecording(self, request, context):
+        """Streams the recording of a session that goes on or has ended, up to now: its description, then entries and the
+        blobs that they name, which come before them. A stream of more than 2 GiB is not sent: the recording is shorter.
+        NOT_FOUND (no such recording, or it is past its retention), PERMISSION_DENIED (the policy: record.fetch),
+        RESOURCE_EXHAUSTED (too many are read at one time). Repeating is harmless.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ExecutorServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -752,6 +780,16 @@ def add_ExecutorServiceServicer_to_server(servicer, server):
                     servicer.GetPolicy,
                     request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.GetPolicyRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetPolicyResponse.SerializeToString,
+            ),
+            'ListRecordings': grpc.unary_unary_rpc_method_handler(
+                    servicer.ListRecordings,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.ListRecordingsRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.ListRecordingsResponse.SerializeToString,
+            ),
+            'GetRecording': grpc.unary_stream_rpc_method_handler(
+                    servicer.GetRecording,
+                    request_deserializer=executor__api_dot_v1_dot_executor__service__pb2.GetRecordingRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_executor__service__pb2.GetRecordingResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -1733,6 +1771,60 @@ class ExecutorService(object):
             '/executor_api.v1.ExecutorService/GetPolicy',
             executor__api_dot_v1_dot_executor__service__pb2.GetPolicyRequest.SerializeToString,
             executor__api_dot_v1_dot_executor__service__pb2.GetPolicyResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ListRecordings(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/ListRecordings',
+            executor__api_dot_v1_dot_executor__service__pb2.ListRecordingsRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.ListRecordingsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def GetRecording(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.ExecutorService/GetRecording',
+            executor__api_dot_v1_dot_executor__service__pb2.GetRecordingRequest.SerializeToString,
+            executor__api_dot_v1_dot_executor__service__pb2.GetRecordingResponse.FromString,
             options,
             channel_credentials,
             insecure,

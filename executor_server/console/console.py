@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
-from datetime import UTC, datetime
 from http import HTTPStatus
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from executor_server.console.access import Browser
 from executor_server.console.daemon import Daemon, DaemonError
+from executor_server.console.formats import FILTERS
 from executor_server.console.text import clean
 
 STREAMS_MAX = 256
@@ -61,7 +61,7 @@ class Console:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.globals["clock"] = _clock
+        self._templates.filters.update(FILTERS)
         self._templates.globals["actions"] = actions
 
     def page(
@@ -169,8 +169,3 @@ async def _end(browser: Browser, queue: asyncio.Queue[tuple[str, str]]) -> None:
     """Ends a stream whose browser signs out."""
     await browser.ended.wait()
     await queue.put(("close", ""))
-
-
-def _clock(time_s: float) -> str:
-    """A time (seconds since the epoch) as pages show it."""
-    return datetime.fromtimestamp(time_s, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")

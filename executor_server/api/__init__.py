@@ -7,6 +7,7 @@ from executor_server.api.admin import AdminService
 from executor_server.api.admin_client import AdminClient, AdminEndpoint, AdminError, admin_client, is_own
 from executor_server.api.auth import MAX_PROBES
 from executor_server.api.calls import held_calls
+from executor_server.api.ended_sessions import EndedSessions
 from executor_server.api.handlers import OWN_METHODS, Around
 from executor_server.api.meter import metering
 from executor_server.api.peer_socket import PeerSocket

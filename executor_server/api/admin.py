@@ -111,6 +111,20 @@ class AdminService(admin_grpc.AdminServiceServicer):
             async for message in messages:
                 await context.write(message)
 
+    async def InspectSession(
+        self, request: admin_pb.InspectSessionRequest, context: Context
+    ) -> admin_pb.InspectSessionResponse:
+        session_id, caller = checks.identifier(request.session_id, "session_id"), current_principal.get()
+        self._note("InspectSession", session_id)
+        ended = self._views.ended(session_id)
+        if ended is not None and may_view(caller, ended.owned.tenant):
+            return admin_pb.InspectSessionResponse(session=ended)
+        session = self._visible(session_id)
+        with_commands = session.spec.audit.view == "content" and bool(session.processes.started)
+        if with_commands:
+            await session.executions.admit_view(caller, "")
+        return self._views.inspect(session, with_commands=with_commands)
+
     async def GetStatus(self, request: admin_pb.GetStatusRequest, context: Context) -> admin_pb.GetStatusResponse:
         self._note("GetStatus")
         return self._status.read()

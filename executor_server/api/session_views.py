@@ -9,14 +9,13 @@ is counted, and the last description of each ended one is kept.
 from __future__ import annotations
 
 import asyncio
-import time
-from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.api import to_wire
+from executor_server.api.ended_sessions import EndedSessions
 from executor_server.core import Outcome, Principal, Result, SessionFacts
 from executor_server.core.lifecycle import Observer
 from executor_server.policy.identity import may_view
@@ -24,8 +23,6 @@ from executor_server.sessions import Session
 
 INTERVAL_S = 0.2
 """Seconds between two comparisons of all sessions."""
-MAX_ENDED = 1024
-ENDED_KEPT_S = 86_400.0
 MESSAGE_SESSIONS = 200
 MESSAGE_BYTES = 1024 * 1024
 
@@ -70,11 +67,10 @@ class _Watcher:
 class SessionViews(Observer):
     """Describes the sessions that `sessions` returns, and those that ended."""
 
-    def __init__(self, sessions: Callable[[], Sequence[Session]], now: Callable[[], float] = time.time) -> None:
+    def __init__(self, sessions: Callable[[], Sequence[Session]], ended: EndedSessions) -> None:
         self._sessions = sessions
-        self._now = now
+        self._ended = ended
         self._uses: dict[str, SessionUse] = {}
-        self._ended: dict[str, admin_pb.SessionView] = {}  # the one that ended first is first
         self._watchers: set[_Watcher] = set()
         self._comparing = asyncio.Lock()
         self._compared_tick = -1
@@ -93,7 +89,6 @@ class SessionViews(Observer):
     def session_closed(self, session: Session, reason: str) -> None:
         """Keeps the description of a session that has ended."""
         view = self.view_of(session)
-        view.end_time.FromMilliseconds(round(self._now() * 1000))
         # Closing a session makes it lost for the same reason, unless it was lost before.
         was_lost = session.lost_reason != reason
         view.end_reason = session.lost_reason if was_lost else reason
@@ -101,21 +96,13 @@ class SessionViews(Observer):
             view.owned.session.ClearField("state")
             view.owned.session.ClearField("lost_reason")
         self._uses.pop(session.session_id, None)
-        self._ended[session.session_id] = view
+        self._ended.add(view)
         self._note(session.session_id, session.owner.tenant, view)
         self._forget_ended()
 
     def _forget_ended(self) -> None:
-        """Drops ended sessions that are too old; if there are too many, those of the tenant that has the most."""
-        oldest_s = self._now() - ENDED_KEPT_S
-        while self._ended and next(iter(self._ended.values())).end_time.seconds < oldest_s:
-            self._forget(next(iter(self._ended)))
-        while len(self._ended) > MAX_ENDED:
-            ((most, _),) = Counter(view.owned.tenant for view in self._ended.values()).most_common(1)
-            self._forget(next(each for each, view in self._ended.items() if view.owned.tenant == most))
-
-    def _forget(self, session_id: str) -> None:
-        self._note(session_id, self._ended.pop(session_id).owned.tenant, None)
+        for view in self._ended.forget():
+            self._note(view.owned.session.session_id, view.owned.tenant, None)
 
     # -- descriptions ------------------------------------------------------------------------------------------------
 
@@ -132,6 +119,22 @@ class SessionViews(Observer):
             last_outcome=use.last_outcome,
         )
 
+    def inspect(self, session: Session, *, with_commands: bool) -> admin_pb.InspectSessionResponse:
+        """Describes a session that exists with what is in it; the commands of processes are contents."""
+        processes = [to_wire.process_info_to(log) for log in session.processes.started]
+        if not with_commands:
+            for process in processes:
+                process.ClearField("argv")
+                process.ClearField("cwd")
+        return write(
+            admin_pb.InspectSessionResponse,
+            session=self.view_of(session),
+            processes=processes,
+            ports=session.ports.connections,
+            savepoints=session.savepoints.known,
+            tools=session.requests.tool_names,
+        )
+
     def ended(self, session_id: str) -> admin_pb.SessionView | None:
         """Returns the description of a session that ended; None if it is not kept."""
         self._forget_ended()
@@ -142,8 +145,8 @@ class SessionViews(Observer):
     async def watch(self, principal: Principal, tenant: str) -> AsyncGenerator[admin_pb.WatchSessionsResponse]:
         """Yields the sessions that this principal may see, then those that change; `tenant`: empty for all."""
         watcher = _Watcher(principal, tenant)
-        for session_id, view in (*self._views.items(), *self._ended.items()):
-            watcher.note(session_id, view.owned.tenant, view)
+        for view in (*self._views.values(), *self._ended):
+            watcher.note(view.owned.session.session_id, view.owned.tenant, view)
         self._watchers.add(watcher)
         is_first = True
         try:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 import structlog
 import uvloop
 
-from executor_server.api import AdminService, DaemonStatus, ExecutorService, RpcServer, SessionViews
+from executor_server.api import AdminService, DaemonStatus, EndedSessions, ExecutorService, RpcServer, SessionViews
 from executor_server.api.assembly.parts import Parts
 from executor_server.api.assembly.settings import (
     backends_of,
@@ -177,7 +177,8 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
     of_node = [] if node is None else [node.ended]
-    views = SessionViews(lambda: sessions.list_all())
+    ended = stack.enter_context(closing(EndedSessions(own_state.ended_path)))
+    views = SessionViews(lambda: sessions.list_all(), ended)
     observer = Observers([quotas, *watchers.observers(), shares, views, *of_node])
     local = _local(backend)
     pool = WarmPool(backend, pool_settings(config), None if local is None else local.keep_fork_servers)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 
 import structlog
@@ -89,6 +90,7 @@ class Executions:
             has_network=record.spec.sandbox.egress,
             memory=hooks.memory.of(record.owner.tenant),
         )
+        self.on_result: Callable[[Result], None] = lambda _result: None
         self._refuses_new = False
         self._last_granted: tuple[SessionSpec, RequestedLimits, ExecutionLimits] | None = None
         self._begun_s: dict[str, float] = {}  # when each running execution began, or was recovered
@@ -317,6 +319,7 @@ class Executions:
 
     def on_end(self, execution_id: str, result: Result) -> None:
         self._session.touch()
+        self.on_result(result)
         if (ended := self.journal.known(execution_id)) is not None:
             ended.end_time_s = time.time()
         if execution_id in self._asking:

@@ -95,6 +95,7 @@ class GuestRequests:
         gets: int,
     ) -> None:
         """`puts`, `gets`: how many files were put and got under earlier daemons."""
+        self.tool_names: tuple[str, ...] = ()  # as last registered with this daemon
         self.puts = puts
         self.gets = gets
         self._session = session
@@ -176,6 +177,7 @@ class GuestRequests:
         check_tools(self._session.spec, tools)
         listed_bytes, body = packed_tools(tools)
         await self._request(nothing, lambda op: RegisterTools(op=op, listed=listed_bytes), body)
+        self.tool_names = tuple(tool.name for tool in tools)
 
     async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
         """Sets variables, all or none."""

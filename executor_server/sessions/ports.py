@@ -157,12 +157,13 @@ class Ports:
         self._channel = channel
         self._admission = hooks.admission
         self._observer = hooks.observer
-        self._count = 0
+        self.connections: set[PortConnection] = set()
+        """Those that are open, or being opened."""
 
     @property
     def in_use(self) -> bool:
         """True while a connection is open."""
-        return self._count > 0
+        return bool(self.connections)
 
     @asynccontextmanager
     async def open(self, port: int) -> AsyncIterator[PortConnection]:
@@ -174,15 +175,15 @@ class Ports:
         self._session.require_alive()
         check_port(self._session.spec, port)
         most = self._session.spec.ports.max_connections
-        if self._count >= most:
+        if len(self.connections) >= most:
             raise ResourceExhausted(
                 Reason.TOO_MANY_CONNECTIONS,
-                f"{self._count} connections to ports of this session are open, and the policy allows {most}",
+                f"{len(self.connections)} connections to ports of this session are open, and the policy allows {most}",
                 retry_after_s=1.0,
             )
-        self._count += 1
         began_s = time.monotonic()
         connection = PortConnection(self._channel, port)
+        self.connections.add(connection)
         try:
             await self._admission.port(self._session.facts, port)
             with self._requests.asking(
@@ -195,7 +196,7 @@ class Ports:
                     if not connection.ended:
                         self._channel.send(ClosePort(op=connection.op))
         finally:
-            self._count -= 1
+            self.connections.discard(connection)
             took_s = time.monotonic() - began_s
             use = PortUse(port, connection.received_bytes, connection.sent_bytes, took_s)
             self._observer.port_closed(self._session.facts, use)

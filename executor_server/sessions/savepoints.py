@@ -6,10 +6,11 @@ guest keeps the current rules.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from executor_server.backends.channel import Request, listed_savepoints
-from executor_server.core import NotFound, Reason, Savepoints
+from executor_server.core import NotFound, Reason, Result, Savepoint, Savepoints
 from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from executor_server.guest.wire.schema import Message
 from executor_server.policy import check_savepoint
@@ -24,6 +25,8 @@ class SessionSavepoints:
         self._session = session
         self._requests = requests
         self._admission = hooks.admission
+        self.known: tuple[Savepoint, ...] = ()
+        """Those that exist, as far as this daemon was notified; the guest's own answers have all details."""
 
     async def take(self) -> Savepoints:
         """Takes one; drops the oldest if there are too many.
@@ -55,9 +58,21 @@ class SessionSavepoints:
         self._session.require_alive()
         return await self._ask(lambda op: ListSavepoints(op=op))
 
+    def note_result(self, result: Result) -> None:
+        """Notes the savepoint that an execution took and the branch that it left. The oldest make room for them."""
+        rules = self._session.spec.state
+        branch = result.branch.number if result.branch is not None else 0
+        for number, is_branch, kept in ((result.savepoint, False, rules.savepoints), (branch, True, rules.branches)):
+            if number:
+                same = [each.number for each in self.known if each.is_branch is is_branch]
+                dropped = same[: max(len(same) + 1 - kept, 0)]
+                added = Savepoint(number, time.time(), 0, 0, is_branch=is_branch)
+                self.known = (*(each for each in self.known if each.number not in dropped), added)
+
     async def _ask(self, message: Callable[[int], Message]) -> Savepoints:
         request = Request(listed_savepoints, self._session.hold_reading)
         with self._requests.asking(request, message):
             answer = await request.next()
         assert answer is not None, "a request that has an answer ended without one"
+        self.known = answer.savepoints
         return answer

@@ -93,6 +93,7 @@ class Session:
         self.processes = Processes(self, record.session_id, self.requests, channel, registry, hooks)
         self.checkpoints = Checkpoints(self, self.requests, hooks, record.python_version)
         self.savepoints = SessionSavepoints(self, self.requests, hooks)
+        self.executions.on_result = self.savepoints.note_result
         # The calls of clients, by their names in the RPC layer.
         self.execute = self.executions.execute
         self.execution = self.executions.execution

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
@@ -19,6 +19,7 @@ from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
 from executor_server.api.admin import AdminService
+from executor_server.api.ended_sessions import EndedSessions
 from executor_server.api.session_views import SessionViews
 from executor_server.api.status import DaemonStatus
 from executor_server.core.config.key_types import ConfigError
@@ -93,11 +94,11 @@ class FakeManager:
 class World:
     """A daemon's admin side, with two sessions of two tenants."""
 
-    def __init__(self) -> None:
+    def __init__(self, ended: EndedSessions) -> None:
         self.manager = FakeManager()
         self.policy = Policy(FILE, images=["base"], backend="local", orphan_time_s=600.0)
         self.quotas = Quotas(lambda tenant: self.policy.quotas_of(tenant))
-        self.views = SessionViews(cast("Any", self.manager.list_all))
+        self.views = SessionViews(cast("Any", self.manager.list_all), ended)
         self.recorded: list[tuple[str, str, str]] = []
         self.reload_raises: ConfigError | None = None
         for number, tenant in enumerate(("globex", "acme")):
@@ -192,8 +193,9 @@ def logged() -> Iterator[list[Any]]:
 
 
 @pytest.fixture
-def world() -> World:
-    return World()
+def world(tmp_path: Path) -> Iterator[World]:
+    with closing(EndedSessions(tmp_path / "ended.db")) as ended:
+        yield World(ended)
 
 
 @pytest.fixture

@@ -68,6 +68,7 @@ class StateDir:
     registry_path = _Entry("registry.db")
     journals_path = _Entry("journals")
     usage_path = _Entry("usage.db")
+    ended_path = _Entry("ended.db")
     state_key_path = _Entry("state.key")
     states_path = _Entry("states")
     egress_path = _Entry("egress")

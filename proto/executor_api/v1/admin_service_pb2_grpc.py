@@ -259,7 +259,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def InspectSession(self, request, context):
-        """Returns one session with its processes, ports and savepoints. NOT_FOUND. Repeating is harmless.
+        """Returns one session, which may have ended, with its processes, ports and savepoints. NOT_FOUND. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -3,8 +3,9 @@
 It contains `lock` (held by the daemon as long as it lives), `token` (the bearer token that local clients find by
 themselves), `tokens.json` (the tokens of tenants), `executor.sock` and `peers.sock` (the local sockets), `registry.db`
 and `journals/` (from which a later daemon recovers the sessions), `usage.db` (the tenants' usage in the last hour),
-`state.key` (which signs the states of sessions), `states/` (states that are being exported or restored), `node/` (what
-a node of a fleet must remember, and what it has from its front), and `sandboxes/` (the backend's).
+`ended.db` (sessions that ended), `state.key` (which signs the states of sessions), `states/` (states that are being
+exported or restored), `node/` (what a node of a fleet must remember, and what it has from its front), and `sandboxes/`
+(the backend's).
 """
 
 from __future__ import annotations

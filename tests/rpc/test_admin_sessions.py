@@ -133,7 +133,7 @@ def test_a_change_is_sent_within_300_ms(daemon: Daemon, admin: Admin) -> None:
         for count in range(1, 6):
             session.execute("1")
             ended_s = time.monotonic()
-            watch.until(session.session_id, lambda view, count=count: view.use.executions == count)  # type: ignore[misc]
+            watch.until(session.session_id, lambda view, count=count: view.use.executions == count)
             took_s.append(time.monotonic() - ended_s)
         assert sorted(took_s)[2] < 0.3
 
@@ -182,15 +182,15 @@ def test_viewers_see_their_own_tenant_only(daemon: Daemon, channel: grpc.Channel
             }
             assert len(refusals) == 1, "an existing session of another tenant looks different"
         assert code_of(lambda: viewer.inspect(foreign.session_id)) == "NOT_FOUND"
-        changing = (
+        changing: tuple[tuple[str, Message], ...] = (
             ("KillSession", pb.KillSessionRequest(session_id=own.session_id)),
             ("Drain", pb.DrainRequest()),
             ("GetStatus", pb.GetStatusRequest()),
             ("ListAllSessions", pb.ListAllSessionsRequest()),
             ("WatchApprovals", pb.WatchApprovalsRequest()),
         )
-        for method, request in changing:
-            assert _refusal(viewer, method, request).code().name == "PERMISSION_DENIED"
+        for method, message in changing:
+            assert _refusal(viewer, method, message).code().name == "PERMISSION_DENIED"
         refusal = _refusal(agent, "InspectSession", pb.InspectSessionRequest(session_id=own.session_id))
         assert refusal.code().name == "PERMISSION_DENIED"
         assert "--role viewer" in refusal.details()

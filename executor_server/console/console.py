@@ -7,13 +7,15 @@ A page is a module with `routes(console)`, and templates. Every expression of a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import jinja2
 import structlog
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
@@ -26,7 +28,7 @@ STREAMS_MAX = 256
 """Streams of changes at a time; each open page has one."""
 KEEPALIVE_S = 15.0
 """Seconds without a change until a comment is sent, so that a reader that has left is noticed."""
-NAVIGATION = (("/", "Overview"),)
+NAVIGATION = (("/", "Overview"), ("/sessions", "Sessions"))
 """The pages that every page leads to."""
 
 _STATUSES = {
@@ -82,9 +84,9 @@ class Console:
         )
         return HTMLResponse(text, status)
 
-    def fragment(self, template: str, **values: Any) -> str:
-        """Returns a part of a page, for a stream or for htmx."""
-        return self._templates.get_template(template).render(values)
+    def fragment(self, template: str, **values: Any) -> Markup:
+        """Returns a part of a page, for a stream, for htmx, or as a value of another template."""
+        return Markup(self._templates.get_template(template).render(values))
 
     def problem(self, request: Request, status: int, text: str) -> Response:
         """Returns the page for a request that is refused or has failed."""
@@ -95,25 +97,26 @@ class Console:
         text = f"The daemon did not answer: {error.message}" if error.is_away else error.message
         return self.problem(request, _STATUSES.get(error.status, 502), text)
 
-    def events(self, request: Request, source: AsyncIterator[tuple[str, str]] | None = None) -> Response:
-        """Streams the layout's changes and those of `source` (name, HTML), until the browser signs out.
+    def events(self, request: Request, *sources: AsyncIterator[tuple[str, str]]) -> Response:
+        """Streams the layout's changes and those of `sources` (name, HTML), until the browser signs out.
 
-        After the last change of `source` comes the event "close", with which a page ends its stream.
+        When all sources have ended, the event "close" follows, with which a page ends its stream.
         """
         if self._streams >= STREAMS_MAX:
             return Response(f"{STREAMS_MAX} pages are open; close some", 503, {"retry-after": "30"})
-        stream = self._stream(request.state.browser, source)
+        stream = self._stream(request.state.browser, sources)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
 
     async def _stream(
-        self, browser: Browser, source: AsyncIterator[tuple[str, str]] | None
+        self, browser: Browser, sources: Sequence[AsyncIterator[tuple[str, str]]]
     ) -> AsyncGenerator[str, None]:
         # Each pump waits until its change was taken, and this generator until the reader has taken one: what happens
         # meanwhile is seen as one change.
         queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(1)
-        sources = [self._approvals(), self._away()] + ([source] if source is not None else [])
-        pumps = [asyncio.create_task(self._pump(each, queue)) for each in sources]
-        pumps.append(asyncio.create_task(_end(browser, queue)))
+        endless = (self._approvals(), self._away(), _end(browser))
+        pumps = [asyncio.create_task(self._pump(each, queue)) for each in (*endless, *sources)]
+        left = pumps[len(endless) :]
+        pumps.append(asyncio.create_task(_close_after(left, queue)))
         self._streams += 1
         try:
             while browser.is_signed_in:
@@ -125,6 +128,7 @@ class Console:
                     yield ":\n\n"
                     continue
                 yield f"event: {name}\n" + "".join(f"data: {line}\n" for line in html.split("\n")) + "\n"
+            yield "event: close\ndata:\n\n"
         finally:
             self._streams -= 1
             for pump in pumps:
@@ -133,16 +137,15 @@ class Console:
 
     async def _pump(self, source: AsyncIterator[tuple[str, str]], queue: asyncio.Queue[tuple[str, str]]) -> None:
         try:
-            async for change in source:
-                await queue.put(change)
+            async with aclosing(cast("AsyncGenerator[tuple[str, str], None]", source)) as changes:
+                async for change in changes:
+                    await queue.put(change)
         except DaemonError as error:
             await queue.put(("problem", self.fragment("problem_part.html", text=error.message)))
         except Exception:  # noqa: BLE001 - the stream of one page must not fail in silence
             _log.exception("stream_failed")
-            await queue.put(
-                ("problem", self.fragment("problem_part.html", text="The console failed; its log says why."))
-            )
-        await queue.put(("close", ""))
+            text = "The console failed. Its log has the reason."
+            await queue.put(("problem", self.fragment("problem_part.html", text=text)))
 
     async def _approvals(self) -> AsyncGenerator[tuple[str, str], None]:
         changes, shown = self.daemon.approvals_changes, ""
@@ -165,7 +168,13 @@ class Console:
         return {"approvals_waiting": waiting, "away_since": self.daemon.away_since}
 
 
-async def _end(browser: Browser, queue: asyncio.Queue[tuple[str, str]]) -> None:
-    """Ends a stream whose browser signs out."""
+async def _end(browser: Browser) -> AsyncGenerator[tuple[str, str], None]:
+    """Wakes a stream whose browser signs out."""
     await browser.ended.wait()
-    await queue.put(("close", ""))
+    yield "away", ""
+
+
+async def _close_after(pumps: Sequence[asyncio.Task[None]], queue: asyncio.Queue[tuple[str, str]]) -> None:
+    if pumps:
+        await asyncio.wait(pumps)
+        await queue.put(("close", ""))

@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import grpc.aio
@@ -31,6 +31,8 @@ RETRY_S = 0.5
 RETRY_MAX_S = 5.0
 REFUSED_RETRY_S = 30.0
 """Seconds until a watch that the daemon refused is tried again: the token may have got a role."""
+USAGE_AGE_S = 15.0
+"""Seconds for which pages share what the tenants have used."""
 ATTENDED_S = 60.0
 """Seconds after a page was sent for which somebody counts as looking, without an open stream."""
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
@@ -161,6 +163,7 @@ class Daemon:
         self.away_changes = Changes()
         self.errors: dict[str, DaemonError] = {}
         """What is missing here, with the daemon's reason: "sessions", "approvals", "status"."""
+        self._usage: tuple[float, asyncio.Task[Any]] | None = None
         self._attended_until = 0.0
         self._attended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
@@ -178,15 +181,24 @@ class Daemon:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        for task in self._tasks:
+        tasks = [*self._tasks, *([self._usage[1]] if self._usage is not None else [])]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
         await self._channel.close(None)
 
     def attend(self) -> None:
         """Notes that somebody looks. Requests wait for an approver only while there is one."""
         self._attended_until = time.monotonic() + ATTENDED_S
         self._attended.set()
+
+    async def usage(self) -> Sequence[admin_pb.TenantUsage]:
+        """Returns what each tenant has used, at most USAGE_AGE_S old. Raises DaemonError."""
+        if self._usage is None or time.monotonic() - self._usage[0] > USAGE_AGE_S:
+            call = self.admin.GetUsage(admin_pb.GetUsageRequest(), USAGE_AGE_S)
+            self._usage = time.monotonic(), asyncio.create_task(call)
+        response = await asyncio.shield(self._usage[1])
+        return cast("Sequence[admin_pb.TenantUsage]", response.tenants)
 
     async def _again(self, name: str, watch: Callable[[], Awaitable[None]]) -> None:
         """Runs a watch again and again, with growing waits while it fails at once."""

@@ -30,10 +30,11 @@ class Console:
     first_link: str
     daemon: Daemon
     log: Path
+    state_dir: Path
 
     def link(self) -> str:
         """A one-time link that works."""
-        return (self.daemon.state_dir / "console/link").read_text().strip()
+        return (self.state_dir / "console/link").read_text().strip()
 
     @contextmanager
     def browser(self) -> Iterator[Browser]:
@@ -91,8 +92,9 @@ def _changes(answer: httpx.Response) -> Iterator[tuple[str, str]]:
 
 
 @contextmanager
-def running_console(daemon: Daemon, *options: str) -> Iterator[Console]:
-    """A console of this daemon at a free port. At the end it must stop; it may have been killed."""
+def running_console(daemon: Daemon, *options: str, state_dir: Path | None = None) -> Iterator[Console]:
+    """A console of this daemon at a free port; `state_dir` replaces the daemon's. At the end it must stop; it may have been killed."""
+    state_dir = state_dir or daemon.state_dir
     log = daemon.state_dir.parent / "console-log"
     command = [
         *SERVER,
@@ -100,7 +102,7 @@ def running_console(daemon: Daemon, *options: str) -> Iterator[Console]:
         "--listen",
         f"127.0.0.1:{free_port()}",
         "--state-dir",
-        str(daemon.state_dir),
+        str(state_dir),
         *options,
     ]
     with (
@@ -111,7 +113,7 @@ def running_console(daemon: Daemon, *options: str) -> Iterator[Console]:
         line = process.stdout.readline()
         found = re.search(r"open ((http://\S+?)/\S+)", line)
         assert found is not None, line + log.read_text()
-        console = Console(process, found[2], found[1], daemon, log)
+        console = Console(process, found[2], found[1], daemon, log, state_dir)
         try:
             yield console
         finally:

@@ -1,0 +1,159 @@
+"""The sessions: live, and those that ended with the reason; filtered by tenant, image, label and state."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+from urllib.parse import urlencode
+
+from markupsafe import Markup
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_server.console.console import Console
+
+ROWS = 100
+"""Sessions on a page."""
+PAGES_MAX = 1000
+FILTER_CHARS_MAX = 256
+SUGGESTIONS_MAX = 200
+"""Tenants, and images, that the fields suggest."""
+STATES = ("running", "idle", "busy", "paused", "lost", "ended")
+"""What may be chosen; "running" has not ended."""
+TABLES_MAX = 64
+"""Filters for which a table is kept until the next change, so that all viewers with the same filter share it."""
+
+
+@dataclass(frozen=True)
+class Filter:
+    """What to show. Empty: all."""
+
+    tenant: str = ""
+    image: str = ""
+    label: str = ""
+    """`key=value`, or a key."""
+    state: str = ""
+    page: int = 1
+
+    @classmethod
+    def of(cls, request: Request) -> Filter:
+        def text(name: str) -> str:
+            return request.query_params.get(name, "").strip()[:FILTER_CHARS_MAX]
+
+        state, page = text("state"), text("page")
+        number = int(page) if page.isascii() and page.isdecimal() and len(page) < 5 else 1
+        return cls(
+            tenant=text("tenant"),
+            image=text("image"),
+            label=text("label"),
+            state=state if state in STATES else "",
+            page=min(max(1, number), PAGES_MAX),
+        )
+
+    @property
+    def query(self) -> str:
+        """The same as the query of an address."""
+        return urlencode({name: value for name, value in asdict(self).items() if value})
+
+    def shows(self, view: admin_pb.SessionView) -> bool:
+        session = view.owned.session
+        return (
+            self.tenant in ("", view.owned.tenant)
+            and self.image in ("", session.image)
+            and (not self.label or self._has_label(session))
+            and (not self.state or self._has_state(view))
+        )
+
+    def _has_label(self, session: pb.Session) -> bool:
+        key, equals, value = self.label.partition("=")
+        return key in session.labels and (not equals or session.labels[key] == value)
+
+    def _has_state(self, view: admin_pb.SessionView) -> bool:
+        state = state_of(view)
+        return state == self.state or (self.state == "running" and state != "ended")
+
+
+_NAMES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in pb.SessionState.items()}
+
+
+def state_of(view: admin_pb.SessionView) -> str:
+    """Returns a word of STATES."""
+    return "ended" if view.HasField("end_time") else _NAMES.get(view.owned.session.state, "idle")
+
+
+def latest(console: Console) -> list[admin_pb.SessionView]:
+    """Returns all sessions, the newest first."""
+
+    def age(view: admin_pb.SessionView) -> tuple[int, int]:
+        created = view.owned.session.create_time
+        return created.seconds, created.nanos
+
+    return sorted(console.daemon.sessions.values(), key=age, reverse=True)
+
+
+class _Tables:
+    """The tables of the present sessions."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._count = -1
+        self._latest: list[admin_pb.SessionView] = []
+        self._tables: dict[Filter, Markup] = {}
+
+    def table(self, chosen: Filter) -> Markup:
+        daemon = self._console.daemon
+        if self._count != daemon.sessions_changes.count:
+            self._count, self._latest = daemon.sessions_changes.count, latest(self._console)
+            self._tables.clear()
+        if chosen not in self._tables:
+            if len(self._tables) >= TABLES_MAX:
+                self._tables.clear()
+            self._tables[chosen] = self._console.fragment("sessions_table.html", **self._values(chosen))
+        return self._tables[chosen]
+
+    def _values(self, chosen: Filter) -> dict[str, Any]:
+        found = [view for view in self._latest if chosen.shows(view)]
+        first = (chosen.page - 1) * ROWS
+        return {
+            "error": self._console.daemon.errors.get("sessions"),
+            "rows": [(state_of(view), view, view.owned.session) for view in found[first : first + ROWS]],
+            "found": len(found),
+            "known": len(self._latest),
+            "first": first,
+            "newer": replace(chosen, page=chosen.page - 1).query if chosen.page > 1 else "",
+            "older": replace(chosen, page=chosen.page + 1).query if first + ROWS < len(found) else "",
+        }
+
+
+def routes(console: Console) -> list[BaseRoute]:
+    tables = _Tables(console)
+
+    async def sessions(request: Request) -> Response:
+        chosen, known = Filter.of(request), console.daemon.sessions.values()
+        return console.page(
+            request,
+            "sessions.html",
+            events=f"/sessions/events?{chosen.query}",
+            chosen=chosen,
+            states=STATES,
+            tenants=sorted({view.owned.tenant for view in known})[:SUGGESTIONS_MAX],
+            images=sorted({view.owned.session.image for view in known})[:SUGGESTIONS_MAX],
+            table=tables.table(chosen),
+        )
+
+    async def events(request: Request) -> Response:
+        return console.events(request, changes(Filter.of(request)))
+
+    async def changes(chosen: Filter) -> AsyncIterator[tuple[str, str]]:
+        shown, seen = "", -1
+        while True:
+            seen = await console.daemon.sessions_changes.after(seen)
+            if (table := tables.table(chosen)) != shown:
+                shown = table
+                yield "sessions", table
+
+    return [Route("/sessions", sessions), Route("/sessions/events", events)]

@@ -5,6 +5,7 @@ Types of grpc and of the generated messages live here only. It must not decide a
 
 from executor_server.api.admin import AdminService
 from executor_server.api.admin_client import AdminClient, AdminEndpoint, AdminError, admin_client, is_own
+from executor_server.api.asking import Asking
 from executor_server.api.auth import MAX_PROBES
 from executor_server.api.calls import held_calls
 from executor_server.api.ended_sessions import EndedSessions

@@ -14,7 +14,8 @@ import structlog
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
-from executor_server.api import checks, from_wire, to_wire, viewing
+from executor_server.api import checks, to_wire, viewing
+from executor_server.api.approving import decide_approval, watch_approvals
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.session_views import SessionViews
@@ -211,18 +212,12 @@ class AdminService(admin_grpc.AdminServiceServicer):
 
     async def WatchApprovals(self, request: admin_pb.WatchApprovalsRequest, context: Context) -> None:
         self._note("WatchApprovals")
-        async with aclosing(self._approvals.watch(current_principal.get())) as lists:
-            async for waiting in lists:
-                await context.write(write(admin_pb.WatchApprovalsResponse, approvals=waiting))
+        await watch_approvals(self._approvals, context)
 
     async def DecideApproval(
         self, request: admin_pb.DecideApprovalRequest, context: Context
     ) -> admin_pb.DecideApprovalResponse:
-        approval_id = checks.identifier(request.approval_id, "approval_id")
-        decision = from_wire.decision_from(request.decision)
-        self._note("DecideApproval", approval_id)
-        self._approvals.decide(current_principal.get(), approval_id, decision)
-        return admin_pb.DecideApprovalResponse()
+        return decide_approval(self._approvals, request, self._note)
 
     async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
         self._note("Reload")

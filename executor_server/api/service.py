@@ -47,11 +47,11 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         *,
         in_fleet: bool = False,
     ) -> None:
-        """`policy` returns the policy in force. `in_fleet`: a front has checked node labels already."""
+        """`policy` returns the policy in force. `in_fleet`: a front has checked node labels and approvals already."""
         self._policy = policy
         self._sessions = sessions
         self._states = states
-        self._asking = Asking(approvals)
+        self._asking = Asking(approvals, is_node=in_fleet)
         self._in_fleet = in_fleet
 
     # -- sessions

@@ -43,7 +43,7 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
         "test_a_kept_sandbox_has_imported_the_modules_before_its_session_does": "it tells a pool what to keep",
     },
     "test_tools.py": {
-        "test_a_call_that_needs_an_approval_waits_with_its_clock": "a fleet has no approvals; it decides in its process",
+        "test_a_call_that_needs_an_approval_waits_with_its_clock": "it decides in its process",
     },
     "test_watches.py": {
         "test_more_than_can_wait_is_told_as_lost_and_the_watch_goes_on": "a client's connection holds what is to wait",

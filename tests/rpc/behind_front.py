@@ -18,6 +18,7 @@ import grpc
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
+from executor_server.api.asking import Asking
 from executor_server.api.server import RpcServer, ServerSettings
 from executor_server.api.service import ExecutorService
 from executor_server.core import ExecutorError, NotFound, Principal, Reason, TcpAddress
@@ -29,6 +30,7 @@ from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
 from executor_server.fleet.api.front_sessions import SessionNames
 from executor_server.fleet.api.moving import Mover
+from executor_server.fleet.api.node_approvals import NodeApprovals
 from executor_server.fleet.api.node_choice import NodeChoice
 from executor_server.fleet.api.node_link import FleetService
 from executor_server.fleet.api.node_server import FrontServices, NodeServer
@@ -259,7 +261,10 @@ class FrontedServer(RpcServer):
         choice = NodeChoice(members, placement, park_s=0.0)
         own_quotas = quotas or Quotas(lambda _: QuotasTable())
         admission = Admission(own_quotas, FairSemaphore(1), None)
-        making = SessionCreator(current_policy, self._fleet, creations, choice, admission, news)
+        approvals = Approvals()
+        self._ends.callback(approvals.close)
+        self._fleet.follower = NodeApprovals(self._fleet, approvals).follow
+        making = SessionCreator(current_policy, self._fleet, creations, choice, admission, Asking(approvals), news)
         names = SessionNames(self._fleet)
         mover = Mover(self._fleet, making, names, current_policy, news)
         front_admin = FrontAdmin(
@@ -268,6 +273,7 @@ class FrontedServer(RpcServer):
             own_quotas,
             mover,
             lambda: choice.parked,
+            approvals,
             current_policy,
             reload or _unchanged,
             _drop,

@@ -171,7 +171,7 @@ async def test_admin_calls_are_for_admins_here_too(served: Served) -> None:
     assert await refused(call) == ("PERMISSION_DENIED", "ADMIN_ONLY")
 
 
-GOOD = {"tenant": "acme", "name": "x", "is_admin": False, "front": "i1"}
+GOOD = {"tenant": "acme", "name": "x", "is_admin": False, "roles": ["approver"], "front": "i1"}
 
 
 @pytest.mark.parametrize(
@@ -184,6 +184,8 @@ GOOD = {"tenant": "acme", "name": "x", "is_admin": False, "front": "i1"}
         b"[" * 3000,
         json.dumps({**GOOD, "more": 1}).encode(),
         json.dumps({"tenant": "acme", "name": "x", "is_admin": False}).encode(),
+        json.dumps({**GOOD, "roles": ["approver", 1]}).encode(),
+        json.dumps({**GOOD, "roles": "approver"}).encode(),
         json.dumps({**GOOD, "front": 1}).encode(),
         json.dumps({**GOOD, "tenant": ""}).encode(),
         json.dumps({**GOOD, "tenant": "a b"}).encode(),
@@ -198,7 +200,7 @@ GOOD = {"tenant": "acme", "name": "x", "is_admin": False, "front": "i1"}
     ],
 )
 def test_a_principal_of_another_form_is_none(value: bytes | str) -> None:
-    assert caller_from(json.dumps(GOOD).encode()) == Caller(Principal("acme", "x"), "i1")
+    assert caller_from(json.dumps(GOOD).encode()) == Caller(Principal("acme", "x", roles=("approver",)), "i1")
     assert caller_from(value) is None
 
 

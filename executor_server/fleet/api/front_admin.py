@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, cast
 
-import grpc
 import structlog
 
 from executor_api.messages import write
@@ -16,6 +15,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks
 from executor_server.api.admin import reloaded, visible_tenants
+from executor_server.api.approving import decide_approval, watch_approvals
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.core import NotFound, Principal, Reason, Unavailable
@@ -25,6 +25,7 @@ from executor_server.fleet.api.moving import Mover
 from executor_server.fleet.api.node_calls import RETRY_S, NodeSilent, RefusedByNode, answers_of, ask, ask_all
 from executor_server.fleet.membership import Reservations, is_node_name, lease_clock
 from executor_server.policy import Policy
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.quotas import Quotas
 
 _log = structlog.get_logger(__name__)
@@ -32,10 +33,6 @@ _log = structlog.get_logger(__name__)
 COLLECTION_TIME_S = 600.0
 """Seconds for a node to remove environments."""
 
-
-NO_APPROVALS = (
-    "a fleet has no approvals yet: its nodes deny what the policy says to ask for (`ask`); use a daemon without a fleet"
-)
 
 _NO_ENVIRONMENT = Reason.ENVIRONMENT_NOT_FOUND.value
 
@@ -50,6 +47,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         quotas: Quotas,
         mover: Mover,
         parked: Callable[[], int],
+        approvals: Approvals,
         policy: Callable[[], Policy],
         reload: Callable[[], Awaitable[bool]],
         record: Callable[[Principal, str, str], None],
@@ -60,6 +58,7 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         self._quotas = quotas
         self._mover = mover
         self._parked = parked
+        self._approvals = approvals
         self._policy = policy
         self._reload = reload
         self._record = record
@@ -168,12 +167,13 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         )
 
     async def WatchApprovals(self, request: admin_pb.WatchApprovalsRequest, context: Context) -> None:
-        await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_APPROVALS)
+        self._note("WatchApprovals")
+        await watch_approvals(self._approvals, context)
 
     async def DecideApproval(
         self, request: admin_pb.DecideApprovalRequest, context: Context
     ) -> admin_pb.DecideApprovalResponse:
-        return await context.abort(grpc.StatusCode.UNIMPLEMENTED, NO_APPROVALS)
+        return decide_approval(self._approvals, request, self._note)
 
     async def GetFleet(self, request: admin_pb.GetFleetRequest, context: Context) -> admin_pb.GetFleetResponse:
         self._note("GetFleet")

@@ -80,6 +80,9 @@ class FrontFleet:
         self._links: dict[str, FrontLink] = {}  # by address
         self._by_node: dict[str, FrontLink] = {}  # those that are up
         self._begun: dict[FrontLink, Link] = {}
+        self._followers: dict[FrontLink, asyncio.Task[None]] = {}
+        self.follower: Callable[[FrontLink], Coroutine[None, None, None]] | None = None
+        """Runs while a link is up; its end cancels it."""
         self._wanted: frozenset[str] = frozenset()
         self._refused: frozenset[str] = frozenset()  # names
         self._change = asyncio.Event()
@@ -141,7 +144,9 @@ class FrontFleet:
             self._spawn(self._links.pop(text).close())
 
     def _spawn(self, work: Coroutine[None, None, None]) -> None:
-        task = asyncio.create_task(work)
+        self._own(asyncio.create_task(work))
+
+    def _own(self, task: asyncio.Task[None]) -> None:
         self._working.add(task)
         task.add_done_callback(self._working.discard)
 
@@ -197,6 +202,9 @@ class FrontFleet:
             raise LinkBroken(f"the front can't store its epoch: {error}") from error
         self._begun[link] = begun
         self._by_node[hello.node] = link
+        if self.follower is not None:
+            self._followers[link] = task = asyncio.create_task(self.follower(link))
+            self._own(task)
         self._news.node_linked(hello.node, str(link.address), hello.epoch)
 
     def reported(self, link: FrontLink, report: NodeReport) -> Renewal | None:
@@ -217,6 +225,8 @@ class FrontFleet:
             _log.warning("fleet_surplus_session_left", session_id=session_id, problem=str(error))
 
     def unlinked(self, link: FrontLink) -> None:
+        if (follower := self._followers.pop(link, None)) is not None:
+            follower.cancel()
         begun = self._begun.pop(link, None)
         if self._by_node.get(link.node) is link:
             del self._by_node[link.node]

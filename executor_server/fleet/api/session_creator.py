@@ -20,6 +20,7 @@ import structlog
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api import checks, from_wire
+from executor_server.api.asking import Asking
 from executor_server.core import NotFound, Principal, Reason, SessionSpec
 from executor_server.fleet.api import wire
 from executor_server.fleet.api.fleet_news import FleetNews
@@ -72,6 +73,7 @@ class SessionCreator:
         reservations: Reservations,
         choice: NodeChoice,
         admission: Admission,
+        asking: Asking,
         news: FleetNews,
     ) -> None:
         """`policy` returns the one in force."""
@@ -80,6 +82,7 @@ class SessionCreator:
         self._reservations = reservations
         self._choice = choice
         self._admission = admission
+        self._asking = asking
         self._news = news
         self._making: dict[RequestKey, _Making] = {}
         self._withdrawn: OrderedDict[RequestKey, None] = OrderedDict()
@@ -158,7 +161,10 @@ class SessionCreator:
         """Begins to make a session. Raises ExecutorError when it may not be made."""
         wanted_labels = wire.labels_from(request.node_labels.items(), "node_labels")
         from_wire.needed_modules_from(request)
-        spec = self._policy().decide(principal, from_wire.requested_session_from(request))
+        asked = from_wire.requested_session_from(request)
+        spec = self._asking.decided(
+            principal, "", request.request_id, lambda approved: self._policy().decide(principal, asked, approved)
+        )
         creation = self._reservations.begin(principal.tenant, request.request_id, lease_clock())
         making = _Making(principal, request, creation)
         self._making[making.key] = making
@@ -191,6 +197,7 @@ class SessionCreator:
                         attempt.refused(node, outcome)
                     elif outcome is not None:
                         attempt.made_at(node)
+                        self._asking.done(making.principal, "", creation.request_id)
                         took_s = time.monotonic() - making.began_s
                         request_id, session_id = creation.request_id, outcome.session_id
                         self._news.session_placed(making.principal, request_id, session_id, node, took_s)
@@ -255,6 +262,7 @@ class SessionCreator:
     async def withdraw(self, principal: Principal, request_id: str) -> None:
         """Ends the session that a request made or is making; refuses the request if it comes later. Raises NotFound."""
         key = (principal.tenant, request_id)
+        self._asking.give_up(principal, request_id)
         await self._fleet.settled()
         making = self._making.get(key)
         if making is not None and making.task is not None:

@@ -50,7 +50,8 @@ T = TypeVar("T")
 K = TypeVar("K")
 
 PRINCIPAL_KEY = "x-executor-principal-bin"
-"""The metadata of a client's call: a JSON object of tenant, name, is_admin, and `front`, the front's start."""
+"""The metadata of a client's call: a JSON object of tenant, name, is_admin, roles (unless there are none), and `front`,
+the front's start."""
 MAX_PRINCIPAL_BYTES = 4096
 MAX_NAME_CHARS = 256
 
@@ -347,7 +348,8 @@ def principal_bytes(principal: Principal, front: str) -> bytes:
     """Returns the metadata with which the start `front` of a front calls for this principal."""
     name = "".join(char for char in principal.name if char.isprintable())[:MAX_NAME_CHARS]
     named = {"tenant": principal.tenant, "name": name, "is_admin": principal.is_admin, "front": front}
-    return json.dumps(named).encode()
+    roles = {"roles": principal.roles} if principal.roles else {}  # nodes of earlier programs don't know them
+    return json.dumps({**named, **roles}).encode()
 
 
 def caller_from(data: str | bytes) -> Caller | None:
@@ -358,11 +360,14 @@ def caller_from(data: str | bytes) -> Caller | None:
         values = json.loads(data)
     except (ValueError, RecursionError):
         return None
-    if not isinstance(values, dict) or values.keys() != {"tenant", "name", "is_admin", "front"}:
+    if not isinstance(values, dict) or values.keys() - {"roles"} != {"tenant", "name", "is_admin", "front"}:
         return None
     tenant, name, is_admin, front = values["tenant"], values["name"], values["is_admin"], values["front"]
-    if not all(isinstance(text, str) for text in (tenant, name, front)) or not isinstance(is_admin, bool):
+    roles = values.get("roles", [])
+    if not isinstance(roles, list) or not isinstance(is_admin, bool):
+        return None
+    if not all(isinstance(text, str) for text in (tenant, name, front, *roles)):
         return None
     if not is_name(tenant) or not 0 < len(name) <= MAX_NAME_CHARS or not name.isprintable():
         return None
-    return Caller(Principal(tenant, name, is_admin), front)
+    return Caller(Principal(tenant, name, is_admin, tuple(roles)), front)

@@ -18,7 +18,7 @@ from importlib.metadata import version
 import structlog
 import uvloop
 
-from executor_server.api import RpcServer
+from executor_server.api import Asking, RpcServer
 from executor_server.api.assembly.settings import capacity_of, server_settings
 from executor_server.api.assembly.watchers import PolicyListeners, Watchers
 from executor_server.backends import open_files
@@ -35,6 +35,7 @@ from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
 from executor_server.fleet.api.front_sessions import SessionNames
 from executor_server.fleet.api.moving import Mover
+from executor_server.fleet.api.node_approvals import NodeApprovals
 from executor_server.fleet.api.node_choice import NodeChoice
 from executor_server.fleet.api.proxy import proxy_handlers
 from executor_server.fleet.api.session_creator import SessionCreator
@@ -51,6 +52,7 @@ from executor_server.fleet.membership import (
     lease_clock,
 )
 from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyFile, PolicyStore, QuotasTable, policy_for
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
 from executor_server.policy.quotas import Admission, Capacity, Quotas
 
@@ -160,8 +162,11 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     )
     refuse_again = partial(_refuse_again, fleet, read_again or (lambda: config))
     refuse_again()
-    admission = Admission(control.quotas, FairSemaphore(1), watchers.log)
-    creations = SessionCreator(lambda: policies.current, fleet, knowledge.reservations, choice, admission, news)
+    approvals = Approvals(watchers.trail)
+    stack.callback(approvals.close)
+    fleet.follower = NodeApprovals(fleet, approvals).follow
+    admission, asking = Admission(control.quotas, FairSemaphore(1), watchers.log), Asking(approvals)
+    creations = SessionCreator(lambda: policies.current, fleet, knowledge.reservations, choice, admission, asking, news)
     names = SessionNames(fleet)
     watching = [each for each in (watchers.trail, watchers.metrics) if each is not None]
     admin = FrontAdmin(
@@ -170,6 +175,7 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
         control.quotas,
         Mover(fleet, creations, names, lambda: policies.current, news),
         lambda: choice.parked,
+        approvals,
         lambda: policies.current,
         partial(_reload, control, refuse_again),
         _record_nothing if watchers.trail is None else watchers.trail.admin_called,

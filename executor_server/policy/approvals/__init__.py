@@ -2,6 +2,8 @@
 
 from executor_server.policy.approvals.approvals import (
     APPROVER,
+    MAX_WAITING,
+    MAX_WHAT_CHARS,
     Approval,
     ApprovalKind,
     ApprovalObserver,
@@ -15,6 +17,8 @@ from executor_server.policy.approvals.approvals import (
 
 __all__ = [
     "APPROVER",
+    "MAX_WAITING",
+    "MAX_WHAT_CHARS",
     "Approval",
     "ApprovalKind",
     "ApprovalObserver",

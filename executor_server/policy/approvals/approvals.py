@@ -5,6 +5,9 @@ decide is connected, so an unattended run loses no time. Equal requests of a ses
 requests, so their number and the length of their texts are bounded, and no two different ones look alike.
 
 Everything happens in the event loop and in memory: after a restart of the daemon the requests are made again.
+
+The front of a fleet has the requests of its nodes here, too (`relay`). They also wait at their node, which remembers
+the decisions.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ import enum
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from executor_server.core import NotFound, PolicyViolation, Principal, Reason, Violation, ViolationKind
 
@@ -70,6 +73,7 @@ class Ruling:
 
     decision: Decision
     reason: str = ""
+    by: Principal | None = field(default=None, compare=False)  # None: it timed out, was withdrawn, or could not wait
 
     @property
     def approved(self) -> bool:
@@ -82,8 +86,8 @@ class ApprovalObserver:
     def approval_requested(self, approval: Approval) -> None:
         """A request begins to wait."""
 
-    def approval_decided(self, approval: Approval, ruling: Ruling, by: Principal | None) -> None:
-        """A request that waited was decided; `by` is None if it timed out or was withdrawn."""
+    def approval_decided(self, approval: Approval, ruling: Ruling) -> None:
+        """A request that waited was decided."""
 
     def approval_refused(self, approval: Approval, ruling: Ruling) -> None:
         """A request could not wait and was denied at once."""
@@ -130,6 +134,7 @@ class _Request:
     end: asyncio.TimerHandle | None = None
     waiters: int = 0
     repeats: bool = False  # its caller asks again, instead of waiting
+    is_relayed: bool = False  # another daemon remembers the decision
 
     @property
     def waits(self) -> bool:
@@ -173,6 +178,21 @@ class Approvals:
         """
         scope = (tenant, session_id, "")
         found = self._entered(scope, execution_id, wanted, wait_s, call_id=call_id, patient=patient)
+        return await self._decided(found, "the request was withdrawn")
+
+    async def relay(self, approval: Approval, *, patient: bool) -> Ruling:
+        """Waits until a request that waits at another daemon is decided here. When cancelled, it is withdrawn.
+
+        Its texts must be printable ASCII already. It gets another id. `patient` is as in `ask`.
+        """
+        key = ((approval.tenant, approval.session_id, ""), approval.kind, approval.what, approval.approval_id)
+        own = replace(approval, approval_id=secrets.token_hex(_ID_BYTES), create_time_s=self._now())
+        found = self._enter(key, own, approval.what, patient=patient)
+        if isinstance(found, _Request):
+            found.is_relayed = True
+        return await self._decided(found, "it ended at its node, or the link to the node did")
+
+    async def _decided(self, found: _Request | Ruling, withdrawn: str) -> Ruling:
         if isinstance(found, Ruling):
             return found
         found.waiters += 1
@@ -181,7 +201,7 @@ class Approvals:
         finally:
             found.waiters -= 1
             if found.waits and not found.waiters and not found.repeats:
-                self._end(found, "the request was withdrawn")
+                self._end(found, withdrawn)
 
     def check(self, tenant: str, session_id: str, request_id: str, wanted: Wanted, wait_s: float) -> Ruling | None:
         """Returns the decision on a request whose caller repeats it; None while it waits.
@@ -219,7 +239,7 @@ class Approvals:
 
     def _end(self, request: _Request, reason: str) -> None:
         if request.waits:
-            self._decide(request, Ruling(Decision.DENIED, reason), None)
+            self._decide(request, Ruling(Decision.DENIED, reason))
         self._drop(request)
 
     def _of_scope(self, scope: _Scope) -> list[_Request]:
@@ -255,7 +275,10 @@ class Approvals:
             create_time_s=self._now(),
             wait_s=wait_s,
         )
-        problem = self._problem(scope, shown, patient=patient)
+        return self._enter(key, approval, shown, patient=patient)
+
+    def _enter(self, key: _Key, approval: Approval, shown: str, *, patient: bool) -> _Request | Ruling:
+        problem = self._problem(key[0], shown, patient=patient)
         if problem:
             ruling = Ruling(Decision.DENIED, problem)
             self._observer.approval_refused(approval, ruling)
@@ -263,9 +286,9 @@ class Approvals:
         self._observer.approval_requested(approval)
         loop = asyncio.get_running_loop()
         request = _Request(approval, key, loop.create_future())
-        request.end = loop.call_later(wait_s, self._time_out, request)
+        request.end = loop.call_later(approval.wait_s, self._time_out, request)
         self._requests[key] = self._by_id[approval.approval_id] = request
-        self._notify(tenant)
+        self._notify(approval.tenant)
         return request
 
     def _problem(self, scope: _Scope, shown: str, *, patient: bool) -> str:
@@ -310,8 +333,8 @@ class Approvals:
         finally:
             self._watches.discard(watch)
 
-    def decide(self, principal: Principal, approval_id: str, decision: Decision) -> Approval:
-        """Decides a waiting request, and returns it; the first decision counts.
+    def decide(self, principal: Principal, approval_id: str, decision: Decision, reason: str = "") -> Approval:
+        """Decides a waiting request, and returns it; the first decision counts. `reason`: why it is denied.
 
         Raises NotFound for a request that is unknown, decided, timed out, withdrawn, or another tenant's.
         """
@@ -319,19 +342,19 @@ class Approvals:
         if request is None or not may_decide(principal, request.approval.tenant):
             text = "no request with this id waits for an approval: it may have been decided, withdrawn, or timed out"
             raise NotFound(Reason.APPROVAL_NOT_FOUND, text)
-        reason = "the approver refused it" if decision is Decision.DENIED else ""
-        self._decide(request, Ruling(decision, reason), principal)
+        reason = (reason or "the approver refused it") if decision is Decision.DENIED else ""
+        self._decide(request, Ruling(decision, reason, principal))
         return request.approval
 
     def _time_out(self, request: _Request) -> None:
         if request.waits:
             reason = f"it needs an approval, and nobody decided within {request.approval.wait_s:g} s"
-            self._decide(request, Ruling(Decision.DENIED, reason), None)
+            self._decide(request, Ruling(Decision.DENIED, reason))
 
-    def _decide(self, request: _Request, ruling: Ruling, by: Principal | None) -> None:
+    def _decide(self, request: _Request, ruling: Ruling) -> None:
         approval, (scope, kind, shown, call_id) = request.approval, request.key
-        self._observer.approval_decided(approval, ruling, by)
-        if ruling.decision is Decision.SESSION:
+        self._observer.approval_decided(approval, ruling)
+        if ruling.decision is Decision.SESSION and not request.is_relayed:
             remembered = self._remembered.setdefault(scope, set())
             if len(remembered) < MAX_REMEMBERED and not request.repeats:
                 remembered.add((kind, shown))

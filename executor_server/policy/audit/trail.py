@@ -158,8 +158,8 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
     def approval_requested(self, approval: Approval) -> None:
         self._log.write(AuditKind.APPROVAL_REQUESTED, {**_of_approval(approval), "wait_s": approval.wait_s})
 
-    def approval_decided(self, approval: Approval, ruling: Ruling, by: Principal | None) -> None:
-        who = {} if by is None else {"by_tenant": by.tenant, "by": by.name}
+    def approval_decided(self, approval: Approval, ruling: Ruling) -> None:
+        who = {} if ruling.by is None else {"by_tenant": ruling.by.tenant, "by": ruling.by.name}
         self._log.write(AuditKind.APPROVAL_DECIDED, {**_of_approval(approval), **_of_ruling(ruling), **who})
 
     def approval_refused(self, approval: Approval, ruling: Ruling) -> None:

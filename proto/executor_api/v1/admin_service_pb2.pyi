@@ -387,12 +387,14 @@ class WatchApprovalsResponse(_message.Message):
     def __init__(self, approvals: _Optional[_Iterable[_Union[Approval, _Mapping]]] = ...) -> None: ...
 
 class DecideApprovalRequest(_message.Message):
-    __slots__ = ("approval_id", "decision")
+    __slots__ = ("approval_id", "decision", "reason")
     APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
     DECISION_FIELD_NUMBER: _ClassVar[int]
+    REASON_FIELD_NUMBER: _ClassVar[int]
     approval_id: str
     decision: ApprovalDecision
-    def __init__(self, approval_id: _Optional[str] = ..., decision: _Optional[_Union[ApprovalDecision, str]] = ...) -> None: ...
+    reason: str
+    def __init__(self, approval_id: _Optional[str] = ..., decision: _Optional[_Union[ApprovalDecision, str]] = ..., reason: _Optional[str] = ...) -> None: ...
 
 class DecideApprovalResponse(_message.Message):
     __slots__ = ()

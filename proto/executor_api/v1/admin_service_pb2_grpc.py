@@ -236,8 +236,7 @@ class AdminServiceServicer(object):
 
     def WatchApprovals(self, request, context):
         """Returns the requests that wait for an approval and that the caller may decide: now, and again after changes, at most
-        five times a second. While the call lasts, the caller counts as connected, so that requests wait for it. UNIMPLEMENTED
-        (the front of a fleet).
+        five times a second. While the call lasts, the caller counts as connected, so that requests wait for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -245,7 +244,7 @@ class AdminServiceServicer(object):
 
     def DecideApproval(self, request, context):
         """Decides a request that waits for an approval; the first decision counts. NOT_FOUND (unknown, decided, timed out,
-        withdrawn, or another tenant's). UNIMPLEMENTED (the front of a fleet). Repeated: NOT_FOUND.
+        withdrawn, or another tenant's). Repeated: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -34,8 +34,8 @@ class Notes(ApprovalObserver):
     def approval_requested(self, approval: Approval) -> None:
         self.told.append(f"requested {approval.what}")
 
-    def approval_decided(self, approval: Approval, ruling: Ruling, by: Principal | None) -> None:
-        self.told.append(f"{ruling.decision} {approval.what} by {by.name if by else 'nobody'}")
+    def approval_decided(self, approval: Approval, ruling: Ruling) -> None:
+        self.told.append(f"{ruling.decision} {approval.what} by {ruling.by.name if ruling.by else 'nobody'}")
 
     def approval_refused(self, approval: Approval, ruling: Ruling) -> None:
         self.told.append(f"refused {approval.what}")

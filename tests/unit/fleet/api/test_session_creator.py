@@ -10,12 +10,14 @@ from typing import Any, cast
 import pytest
 
 from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_server.api.asking import Asking
 from executor_server.core import NotFound, Principal
 from executor_server.core.config import Config
 from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.membership import FleetStore, Members, Reservations, Timing
 from executor_server.policy import QuotasTable, policy_for
+from executor_server.policy.approvals import Approvals
 from executor_server.policy.file import built_in_policy
 
 
@@ -31,7 +33,8 @@ async def test_a_creation_that_is_withdrawn_before_it_begins_gives_its_place_bac
     policy = policy_for(built_in_policy(), Config())
     nothing = cast("Any", None)
     fleet = cast("Any", SimpleNamespace(settled=settled))
-    creator = SessionCreator(lambda: policy, fleet, reservations, nothing, nothing, FleetNews(None, None, lambda: 0))
+    news, asking = FleetNews(None, None, lambda: 0), Asking(Approvals())
+    creator = SessionCreator(lambda: policy, fleet, reservations, nothing, nothing, asking, news)
     request = service_pb.CreateSessionRequest(request_id="r1", lease_id="a" * 32)
     creating = asyncio.create_task(creator.create(Principal("local", "p"), request))
     await asyncio.sleep(0)

@@ -1,4 +1,4 @@
-"""Turns a recording into frames: what happened, when, as texts and checked images.
+"""Turns a recording, or the events of executions, into frames: what happened, when, as texts and checked images.
 
 The texts are those of the recording. Whoever shows them must escape them.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -30,7 +30,7 @@ ARGUMENT_CHARS_MAX = 2_000
 ANSWER_CHARS_MAX = 4_000
 NAMES_SHOWN = 20
 PIXELS_MAX = 4 * IMAGES_PIXELS_MAX
-"""Pixels of all images of a recording that are decoded. It may hold millions of small files with large images."""
+"""Pixels of all images of one timeline that are decoded. It may hold millions of small files with large images."""
 
 _read_json = strict_json.reader()
 
@@ -62,12 +62,78 @@ class Frame:
     image: Image | None = None
 
 
+Shown = tuple[FrameKind, str, Image | None]
+
+
+@dataclass
+class Timeline:
+    """Turns events into frames, which it yields as kind, text and image.
+
+    `payload` returns the bytes of a payload; what it raises passes through.
+    """
+
+    payload: Callable[[pb.Payload], bytes]
+    pixels_left: int = PIXELS_MAX
+
+    def event(
+        self, event: pb.Event, *, redacted: bool = False, took_s: float = 0.0, final: str = ""
+    ) -> Iterator[Shown]:
+        """Yields what an event shows; without its payload if it is redacted.
+
+        `took_s` and `final` are for a result: its duration in seconds, and the text of the final answer.
+        """
+        match event.WhichOneof("kind"):
+            case "log":
+                is_error = event.log.stream == pb.OUTPUT_STREAM_STDERR
+                yield FrameKind.ERRORS if is_error else FrameKind.OUTPUT, event.log.text, None
+            case "output_cut":
+                yield FrameKind.NOTE, f"{event.output_cut.omitted_bytes:,} bytes of output left out", None
+            case "image":
+                yield self._image(event.image)
+            case "display":
+                yield FrameKind.NOTE, _display(self.payload(event.display.data)), None
+            case "tool_call":
+                call = event.tool_call
+                given = "…" if redacted else arguments_text(self.payload(call.arguments.packed))
+                yield FrameKind.CALL, f"{call.name}({given})", None
+            case "limit_warning":
+                warning = event.limit_warning
+                yield FrameKind.NOTE, f"{warning.used:,} of {warning.budget:,} {warning.limit} are used up", None
+            case "queued" if event.queued.ahead:
+                yield FrameKind.NOTE, f"waiting for {event.queued.ahead} other executions", None
+            case "result":
+                yield from self._result(event.result, took_s, final)
+
+    def _image(self, shown: pb.ImageEvent) -> Shown:
+        image = check_image(self.payload(shown.data), shown.mime_type, shown.source, pixels_left=self.pixels_left)
+        if image.refusal:
+            return FrameKind.IMAGE, f"an image was refused: {image.refusal}", image
+        self.pixels_left -= image.width * image.height
+        return FrameKind.IMAGE, f"an image of {image.width}x{image.height} pixels", image
+
+    def _result(self, result: pb.ExecutionResult, took_s: float, final: str) -> Iterator[Shown]:
+        if result.final_answer_call_id:
+            yield FrameKind.VALUE, f"final answer: {final or 'unknown'}", None
+        elif result.HasField("output"):
+            value = unpack_or_opaque(self.payload(result.output.packed))
+            if value is not None:
+                yield FrameKind.VALUE, value_text(value, VALUE_CHARS_MAX), None
+        outcome = enum_text(pb.Outcome, result.outcome, "OUTCOME_")
+        if result.outcome != pb.OUTCOME_SUCCEEDED:
+            error = result.error
+            text = error.traceback or ": ".join(filter(None, (error.type, error.message))) or outcome
+            yield FrameKind.FAILURE, text.rstrip("\n"), None
+        variables = enum_text(pb.VariablesState, result.variables_state, "VARIABLES_STATE_")
+        lost = "" if result.variables_state == pb.VARIABLES_STATE_KEPT else f"; the variables are {variables}"
+        yield FrameKind.END, f"{outcome} after {took_s:.2f} s{lost}", None
+
+
 @dataclass
 class _State:
+    events: Timeline
     begin_s: dict[int, float] = field(default_factory=dict)
     calls: dict[tuple[int, str], str] = field(default_factory=dict)  # names of tools, by step and call
     answers: dict[tuple[int, str], Entry] = field(default_factory=dict)
-    pixels_left: int = PIXELS_MAX
 
 
 def moment_text(time_s: float) -> str:
@@ -96,7 +162,7 @@ def _counted(things: Mapping[str, int]) -> list[str]:
 
 def frames(recording: Recording) -> Iterator[Frame]:
     """Yields the frames of a recording in order. Raises RecordingError."""
-    state, first_s, last_s = _State(), None, 0.0
+    state, first_s, last_s = _State(Timeline(recording.payload)), None, 0.0
     for entry in recording.entries():
         first_s = entry.time_s if first_s is None else first_s
         last_s = max(last_s, entry.time_s - first_s)  # a clock may be set back
@@ -106,9 +172,7 @@ def frames(recording: Recording) -> Iterator[Frame]:
             yield Frame(last_s, entry.step, kind, text, image)
 
 
-def _shown(
-    recording: Recording, entry: Entry, state: _State, at_s: float
-) -> Iterator[tuple[FrameKind, str, Image | None]]:
+def _shown(recording: Recording, entry: Entry, state: _State, at_s: float) -> Iterator[Shown]:
     """Yields the kind, the text and the image of what an entry shows."""
     if entry.kind == "event":
         yield from _event(recording, entry, state, at_s)
@@ -122,58 +186,17 @@ def _shown(
         yield FrameKind.NOTE, _note(entry), None
 
 
-def _event(
-    recording: Recording, entry: Entry, state: _State, at_s: float
-) -> Iterator[tuple[FrameKind, str, Image | None]]:
+def _event(recording: Recording, entry: Entry, state: _State, at_s: float) -> Iterator[Shown]:
     event: pb.Event = entry.message()
-    match event.WhichOneof("kind"):
-        case "log":
-            is_error = event.log.stream == pb.OUTPUT_STREAM_STDERR
-            yield FrameKind.ERRORS if is_error else FrameKind.OUTPUT, event.log.text, None
-        case "output_cut":
-            yield FrameKind.NOTE, f"{event.output_cut.omitted_bytes:,} bytes of output left out", None
-        case "image":
-            shown = event.image
-            data = recording.payload(shown.data)
-            image = check_image(data, shown.mime_type, shown.source, pixels_left=state.pixels_left)
-            state.pixels_left -= 0 if image.refusal else image.width * image.height
-            text = f"an image of {image.width}x{image.height} pixels"
-            yield FrameKind.IMAGE, f"an image was refused: {image.refusal}" if image.refusal else text, image
-        case "display":
-            yield FrameKind.NOTE, _display(recording.payload(event.display.data)), None
-        case "tool_call":
-            call = event.tool_call
-            state.calls[entry.step, call.call_id] = call.name
-            given = "…" if entry.redacted else arguments_text(recording.payload(call.arguments.packed))
-            yield FrameKind.CALL, f"{call.name}({given})", None
-        case "limit_warning":
-            warning = event.limit_warning
-            yield FrameKind.NOTE, f"{warning.used:,} of {warning.budget:,} {warning.limit} are used up", None
-        case "queued" if event.queued.ahead:
-            yield FrameKind.NOTE, f"waiting for {event.queued.ahead} other executions", None
-        case "result":
-            yield from _result(recording, entry, event.result, state, at_s)
-
-
-def _result(
-    recording: Recording, entry: Entry, result: pb.ExecutionResult, state: _State, at_s: float
-) -> Iterator[tuple[FrameKind, str, Image | None]]:
-    if result.final_answer_call_id:
-        final = state.answers.get((entry.step, result.final_answer_call_id))
-        yield FrameKind.VALUE, "final answer: " + ("unknown" if final is None else _answer_text(recording, final)), None
-    elif result.HasField("output"):
-        value = unpack_or_opaque(recording.payload(result.output.packed))
-        if value is not None:
-            yield FrameKind.VALUE, value_text(value, VALUE_CHARS_MAX), None
-    outcome = enum_text(pb.Outcome, result.outcome, "OUTCOME_")
-    if result.outcome != pb.OUTCOME_SUCCEEDED:
-        error = result.error
-        text = error.traceback or ": ".join(filter(None, (error.type, error.message))) or outcome
-        yield FrameKind.FAILURE, text.rstrip("\n"), None
-    took_s = at_s - state.begin_s.get(entry.step, at_s)
-    variables = enum_text(pb.VariablesState, result.variables_state, "VARIABLES_STATE_")
-    lost = "" if result.variables_state == pb.VARIABLES_STATE_KEPT else f"; the variables are {variables}"
-    yield FrameKind.END, f"{outcome} after {took_s:.2f} s{lost}", None
+    if event.HasField("tool_call"):
+        state.calls[entry.step, event.tool_call.call_id] = event.tool_call.name
+    final = state.answers.get((entry.step, event.result.final_answer_call_id))
+    yield from state.events.event(
+        event,
+        redacted=entry.redacted,
+        took_s=at_s - state.begin_s.get(entry.step, at_s),
+        final="" if final is None else _answer_text(recording, final),
+    )
 
 
 def enum_text(kind: Any, number: int, prefix: str) -> str:

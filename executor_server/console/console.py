@@ -21,6 +21,7 @@ from starlette.responses import HTMLResponse, Response, StreamingResponse
 
 from executor_server.console.access import Browser
 from executor_server.console.daemon import Daemon, DaemonError
+from executor_server.console.following import Watches
 from executor_server.console.formats import FILTERS
 from executor_server.console.text import clean
 
@@ -53,6 +54,8 @@ class Console:
         self.daemon = daemon
         self.actions = actions
         """The switch: without it every action is 403, and no button is shown."""
+        self.watches = Watches(daemon, self.fragment)
+        """The sessions that somebody looks at."""
         self._streams = 0
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),

@@ -20,7 +20,7 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from executor_server.console import overview, sessions
+from executor_server.console import overview, session, sessions
 from executor_server.console.access import SIGN_IN_PATH, STATIC_PATH, Access, Guard
 from executor_server.console.console import Console
 from executor_server.console.daemon import Daemon, DaemonError, channel_to
@@ -35,7 +35,7 @@ from executor_server.core.config import (
     read_token,
 )
 
-PAGES = (overview, sessions)
+PAGES = (overview, session, sessions)
 CONNECTIONS_MAX = 1024
 STOP_GRACE_S = 2.0
 """Seconds for requests to end when the console stops. Streams end at once."""
@@ -117,6 +117,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(STOP_GRACE_S):
                     await serving
+            await console.watches.stop()
     finally:
         path.unlink(missing_ok=True)
 

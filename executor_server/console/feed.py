@@ -1,0 +1,140 @@
+"""The steps of a session as HTML in parts, which many viewers get as changes.
+
+The feed is rendered once for all viewers. A viewer is only a version: `changes(version)` returns what is new since,
+for htmx to swap in ("out of band"). So a slow viewer costs nothing, and skips what has gone meanwhile. The newest
+`STEPS_MAX` steps stay, and of each the newest parts. What leaves the feed leaves open pages, too.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+
+STEPS_MAX = 20
+PARTS_MAX = 200
+"""Parts of one step, in addition to its head, code and end."""
+STEP_CHARS_MAX = 256 * 1024
+"""Characters of the HTML of one step's parts."""
+REMOVED_MAX = 1_000
+"""Removed parts that are remembered. A viewer that lacks more gets everything anew."""
+
+
+@dataclass(eq=False)
+class Part:
+    """A piece of HTML in an element of its own. Versions say when it was made and last changed."""
+
+    number: int
+    tag: str
+    html: str
+    made: int
+    changed: int
+
+    def element(self, swap: str = "") -> str:
+        swap = f' hx-swap-oob="{swap}"' if swap else ""
+        return f'<{self.tag} id="part-{self.number}"{swap}>{self.html}</{self.tag}>'
+
+
+@dataclass(eq=False)
+class Step:
+    """One execution: its head, its code, its parts, and its end."""
+
+    number: int
+    head: Part
+    code: Part
+    end: Part
+    parts: deque[Part] = field(default_factory=deque)
+    chars: int = 0
+    dropped: int = 0
+    """Parts that are no longer here."""
+
+    def element(self) -> str:
+        parts = "".join(part.element() for part in self.parts)
+        return (
+            f'<li id="step-{self.number}">{self.head.element()}{self.code.element()}'
+            f'<div class="parts" id="parts-{self.number}">{parts}</div>{self.end.element()}</li>'
+        )
+
+
+class Feed:
+    """The parts of one session, and the changes since any version."""
+
+    def __init__(self) -> None:
+        self.version = 0
+        self._numbers = 0
+        self._removed: deque[tuple[int, int, str]] = deque(maxlen=REMOVED_MAX)  # when it was made, removed; its id
+        self.steps: deque[Step] = deque()
+        self.dropped_steps = 0
+        self.panel = self._part("div", "")
+        """The state of the session, next to its steps."""
+        self.note = self._part("div", "")
+        """Above the steps."""
+
+    # -- writing -------------------------------------------------------------------------------------------------
+
+    def begin(self, number: int) -> Step:
+        """Adds a step."""
+        step = Step(number, self._part("header", ""), self._part("div", ""), self._part("div", ""))
+        self.steps.append(step)
+        if len(self.steps) > STEPS_MAX:
+            gone = self.steps.popleft()
+            self.dropped_steps += 1
+            self._remove(gone.head.made, f"step-{gone.number}")
+        return step
+
+    def add(self, step: Step, html: str) -> Part:
+        """Adds a part to a step."""
+        part = self._part("div", html)
+        step.parts.append(part)
+        step.chars += len(html)
+        while len(step.parts) > PARTS_MAX or (step.chars > STEP_CHARS_MAX and len(step.parts) > 1):
+            gone = step.parts.popleft()
+            step.chars -= len(gone.html)
+            step.dropped += 1
+            self._remove(gone.made, f"part-{gone.number}")
+        return part
+
+    def replace(self, part: Part, html: str, step: Step | None = None) -> None:
+        """Changes a part, if it differs. `step` is the one whose parts it is among."""
+        if part.html == html:
+            return
+        if step is not None:
+            step.chars += len(html) - len(part.html)
+        part.html = html
+        part.changed = self._next()
+
+    def _part(self, tag: str, html: str) -> Part:
+        self._numbers += 1
+        version = self._next()
+        return Part(self._numbers, tag, html, version, version)
+
+    def _next(self) -> int:
+        self.version += 1
+        return self.version
+
+    def _remove(self, made: int, element_id: str) -> None:
+        self._removed.append((made, self._next(), element_id))
+
+    # -- reading -------------------------------------------------------------------------------------------------
+
+    def whole(self) -> str:
+        """Returns all steps."""
+        return "".join(step.element() for step in self.steps)
+
+    def changes(self, since: int) -> str:
+        """Returns the HTML that takes a page from a version to the present one; since 0: whatever the page has."""
+        forgotten = self._removed[0][1] if len(self._removed) == REMOVED_MAX else 0
+        pieces = [part.element("true") for part in (self.panel, self.note) if part.changed > since]
+        if since < forgotten or since == 0:
+            return "".join([*pieces, f'<div id="steps" hx-swap-oob="innerHTML">{self.whole()}</div>'])
+        for made, removed, element_id in self._removed:
+            if made <= since < removed:
+                pieces.append(f'<div id="{element_id}" hx-swap-oob="delete"></div>')
+        for step in self.steps:
+            if step.head.made > since:
+                pieces.append(f'<div hx-swap-oob="beforeend:#steps">{step.element()}</div>')
+                continue
+            kept = (step.head, step.code, step.end, *step.parts)
+            pieces += [part.element("true") for part in kept if part.made <= since < part.changed]
+            if new := [part.element() for part in step.parts if part.made > since]:
+                pieces.append(f'<div hx-swap-oob="beforeend:#parts-{step.number}">{"".join(new)}</div>')
+        return "".join(pieces)

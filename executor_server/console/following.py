@@ -1,0 +1,469 @@
+"""Follows sessions that somebody looks at, once for all viewers of a session.
+
+A `Watch` has two tasks: one follows the executions of its session in order and writes them into the feed, one keeps the
+panel with the session's state up to date. It ends `LINGER_S` after its last viewer has left. What an execution sends is
+an attacker's: blobs, values, texts and numbers are bounded here before they become HTML.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import structlog
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_client._core.terminal import last_states
+from executor_client.replays.timeline import FrameKind, Timeline, enum_text
+from executor_server.console import panel
+from executor_server.console.daemon import Changes, Daemon, DaemonError
+from executor_server.console.feed import STEPS_MAX, Feed, Part, Step
+from executor_server.console.highlight import highlight
+from executor_server.console.panel import Templates
+from executor_server.console.pictures import IMAGE_BYTES_MAX, Picture, Pictures
+
+WATCHES_MAX = 32
+"""Sessions that are followed at a time. Each takes at most 5 MiB."""
+LINGER_S = 30.0
+"""Seconds for which a session is followed after its last viewer has left."""
+REFRESH_S = 2.0
+"""Seconds between two looks at the processes, ports and connections of a session."""
+RETRY_S = 1.0
+REFUSED_RETRY_S = 30.0
+TEXT_CHARS_MAX = 8_000
+"""Characters of output in one part. What was printed before is in the parts before."""
+VALUE_BYTES_MAX = 256 * 1024
+"""Bytes of a value that is decoded to be shown."""
+BLOBS_BYTES_MAX = 2 * IMAGE_BYTES_MAX
+"""Bytes of blobs of one execution that have arrived in part."""
+ARTIFACTS_SHOWN = 100
+
+_log = structlog.get_logger(__name__)
+
+
+class TooMany(Exception):
+    """So many sessions are followed that no other one can be."""
+
+
+class _NotShown(Exception):
+    """A payload that is too large, or did not arrive whole; the message says so."""
+
+
+@dataclass
+class _Blobs:
+    """Blobs that arrive in pieces. One that does not fit is given up."""
+
+    data: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
+    size_bytes: int = 0
+
+    def add(self, chunk: pb.BlobChunk) -> None:
+        piece = chunk.data
+        self.data.setdefault(chunk.blob_id, bytearray()).extend(piece)
+        self.size_bytes += len(piece)
+        while self.size_bytes > BLOBS_BYTES_MAX:
+            _, gone = self.data.popitem(last=False)
+            self.size_bytes -= len(gone)
+
+    def take(self, payload: pb.Payload) -> bytes:
+        """Returns the bytes of a payload. Raises _NotShown."""
+        if payload.WhichOneof("content") != "blob":
+            return payload.inline
+        data = self.data.pop(payload.blob.blob_id, bytearray())
+        self.size_bytes -= len(data)
+        if len(data) != payload.blob.size_bytes:
+            raise _NotShown(f"{payload.blob.size_bytes:,} bytes are not shown")
+        return bytes(data)
+
+
+@dataclass
+class _Printed:
+    """The part that output goes to."""
+
+    kind: FrameKind
+    part: Part
+    text: str = ""
+    withheld_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class _Call:
+    """A tool call, and the part that shows it."""
+
+    part: Part
+    text: str
+    time_text: str
+
+
+class StepWriter:
+    """Writes one execution into the feed."""
+
+    def __init__(
+        self, feed: Feed, templates: Templates, pictures: Pictures, number: int, view: admin_pb.ExecutionView
+    ) -> None:
+        self._feed = feed
+        self._templates = templates
+        self._pictures = pictures
+        self._number = number
+        self._view = view
+        self._is_known = False  # the first message has not come
+        self._has_content = True
+        self._missed = 0
+        self._blobs = _Blobs()
+        self._timeline = Timeline(self._payload)
+        self._printed: _Printed | None = None
+        self._calls: dict[str, _Call] = {}
+        self._is_live = False  # the events of the first message happened at an unknown time
+        self._outcome = ""
+        self._result: pb.ExecutionResult | None = None
+        self._shown_before: tuple[object, ...] = ()
+        self.last_event = 0
+        self._step: Step = feed.begin(number)
+        self._write_head()
+
+    async def take(self, message: admin_pb.FollowExecutionResponse) -> None:
+        """Writes what a message says."""
+        if message.HasField("execution"):
+            self._view = message.execution
+            self._is_known = True
+            self._has_content = message.has_content
+        self._missed += message.missed_events
+        for followed in message.events:
+            event = followed.event
+            self.last_event = max(self.last_event, event.number)
+            kind = event.WhichOneof("kind")
+            if kind == "blob_chunk":
+                self._blobs.add(event.blob_chunk)
+            elif kind == "log":
+                self._print(event.log, followed.withheld_bytes)
+            elif kind is not None:
+                await self._take(event, kind)
+        self._write_printed()
+        self._write_head()
+        self._is_live = True
+
+    @property
+    def is_done(self) -> bool:
+        """True when it has its result."""
+        return self._result is not None
+
+    def refuse(self, text: str) -> None:
+        """Says why the execution can't be followed."""
+        self._feed.replace(self._step.end, self._templates("session_note.html", text=text))
+
+    def _write_head(self) -> None:
+        head = self._templates(
+            "session_step_head.html",
+            number=self._number,
+            view=self._view,
+            state=enum_text(admin_pb.ExecutionState, self._view.state, "EXECUTION_STATE_"),
+            outcome=self._outcome,
+            result=self._result,
+        )
+        self._feed.replace(self._step.head, head)
+        before = (self._step.dropped, self._missed)
+        if self._is_known and before != self._shown_before:
+            self._shown_before = before
+            code = self._templates(
+                "session_step_code.html",
+                view=self._view,
+                code=highlight(self._view.code),
+                is_cut=self._view.code_bytes > len(self._view.code.encode()),
+                has_content=self._has_content,
+                dropped=self._step.dropped,
+                missed=self._missed,
+            )
+            self._feed.replace(self._step.code, code)
+
+    # -- output ------------------------------------------------------------------------------------------------------
+
+    def _print(self, log: pb.LogEvent, withheld_bytes: int) -> None:
+        kind = FrameKind.ERRORS if log.stream == pb.OUTPUT_STREAM_STDERR else FrameKind.OUTPUT
+        if self._printed is not None and self._printed.kind is not kind:
+            self._end_printed()
+        rest = log.text
+        while True:
+            if self._printed is None:
+                self._printed = _Printed(kind, self._feed.add(self._step, ""))
+            printed = self._printed
+            room = TEXT_CHARS_MAX - len(printed.text)
+            printed.text += rest[:room]
+            printed.withheld_bytes += withheld_bytes
+            rest, withheld_bytes = rest[room:], 0
+            if not rest:
+                return
+            self._end_printed()
+
+    def _write_printed(self) -> None:
+        if self._printed is None:
+            return
+        hidden = f"{self._printed.withheld_bytes:,} bytes were printed"
+        text = last_states(self._printed.text) if self._has_content else hidden
+        self._feed.replace(self._printed.part, self._html(self._printed.kind, text), self._step)
+
+    def _end_printed(self) -> None:
+        self._write_printed()
+        self._printed = None
+
+    # -- other events ------------------------------------------------------------------------------------------------
+
+    async def _take(self, event: pb.Event, kind: str) -> None:
+        self._end_printed()
+        if kind == "image":
+            self._image(event.image)
+        elif kind == "tool_call":
+            await self._call(event.tool_call)
+        elif self._has_content or kind in ("queued", "output_cut", "limit_warning"):
+            for frame_kind, text in await self._texts(event):
+                if frame_kind is not FrameKind.END:
+                    self._add(frame_kind, text)
+        elif kind == "display":
+            self._add(FrameKind.NOTE, "displayed an object")
+        if kind == "result":
+            self._end(event.result)
+
+    async def _texts(self, event: pb.Event) -> list[tuple[FrameKind, str]]:
+        """Returns what an event shows. Decoding a value may take a while, so that it happens in a thread."""
+        try:
+            shown = await asyncio.to_thread(list, self._timeline.event(event, final="the answer of a tool"))
+        except _NotShown as error:
+            return [(FrameKind.NOTE, str(error))]
+        return [(kind, text) for kind, text, _ in shown]
+
+    def _payload(self, payload: pb.Payload) -> bytes:
+        data = self._blobs.take(payload)
+        if len(data) > VALUE_BYTES_MAX:
+            raise _NotShown(f"a value of {len(data):,} bytes is not shown")
+        return data
+
+    def _image(self, image: pb.ImageEvent) -> None:
+        if not self._has_content:
+            self._add(FrameKind.NOTE, "drew an image")
+            return
+        try:
+            picture = self._pictures.add(self._blobs.take(image.data), image.mime_type)
+        except _NotShown as error:
+            picture = Picture(refusal=str(error))
+        if picture.refusal:
+            self._add(FrameKind.NOTE, f"an image was refused: {picture.refusal}")
+        else:
+            image_html = self._templates("session_image.html", picture=picture, number=self._number)
+            self._feed.add(self._step, image_html)
+
+    async def _call(self, call: pb.ToolCallEvent) -> None:
+        if self._has_content:
+            (_, text), *_ = await self._texts(pb.Event(tool_call=call))
+        else:
+            text = f"{call.name}(…)"
+        made = _Call(self._feed.add(self._step, ""), text, self._time())
+        self._feed.replace(made.part, self._call_html(made, is_open=True), self._step)
+        self._calls[call.call_id] = made
+
+    def _call_html(self, call: _Call, *, is_open: bool) -> str:
+        return self._templates("session_call.html", call=call, is_open=is_open)
+
+    def _end(self, result: pb.ExecutionResult) -> None:
+        self._result = result
+        self._outcome = enum_text(pb.Outcome, result.outcome, "OUTCOME_")
+        self._view.state = admin_pb.EXECUTION_STATE_ENDED
+        for call in self._calls.values():
+            self._feed.replace(call.part, self._call_html(call, is_open=False), self._step)
+        end = self._templates(
+            "session_step_end.html",
+            result=result,
+            variables=enum_text(pb.VariablesState, result.variables_state, "VARIABLES_STATE_"),
+            is_kept=result.variables_state == pb.VARIABLES_STATE_KEPT,
+            has_content=self._has_content,
+            files=result.artifacts[:ARTIFACTS_SHOWN],
+            more_files=max(0, len(result.artifacts) - ARTIFACTS_SHOWN),
+        )
+        self._feed.replace(self._step.end, end)
+
+    # -- parts -------------------------------------------------------------------------------------------------------
+
+    def _add(self, kind: FrameKind, text: str) -> None:
+        for start in range(0, max(len(text), 1), TEXT_CHARS_MAX):
+            self._feed.add(self._step, self._html(kind, text[start : start + TEXT_CHARS_MAX]))
+
+    def _html(self, kind: FrameKind, text: str) -> str:
+        return self._templates("session_event.html", kind=kind.value, text=text)
+
+    def _time(self) -> str:
+        if not self._is_live or not self._view.HasField("start_time"):
+            return ""
+        return f"{max(0.0, time.time() - self._view.start_time.ToMilliseconds() / 1000):.1f} s"
+
+
+class Watch:
+    """A session that is followed. `changes` counts what happens to its feed."""
+
+    def __init__(self, session_id: str, daemon: Daemon, templates: Templates, pictures: Pictures) -> None:
+        self.session_id = session_id
+        self.feed = Feed()
+        self.changes = Changes()
+        self.viewers = 0
+        self.used_at = time.monotonic()
+        self.has_ended = False
+        self.caught_up = asyncio.Event()
+        """Set when the executions that had ended are in the feed."""
+        self._daemon = daemon
+        self._templates = templates
+        self._pictures = pictures
+        self._task = asyncio.create_task(self._run())
+
+    @property
+    def is_over(self) -> bool:
+        """True when it follows no longer: the session has ended, or nobody looks."""
+        return self._task.done()
+
+    @property
+    def is_unseen(self) -> bool:
+        return not self.viewers and time.monotonic() - self.used_at > LINGER_S
+
+    async def changes_since(self, version: int) -> AsyncIterator[str]:
+        """Yields the changes of the feed as HTML (see `Feed.changes`), until the session has ended."""
+        self.viewers += 1
+        try:
+            while True:
+                count = self.changes.count
+                if self.feed.version > version:
+                    html, version = self.feed.changes(version), self.feed.version
+                    yield html
+                elif self.is_over:
+                    return
+                else:
+                    await self.changes.after(count)
+        finally:
+            self.viewers -= 1
+            self.used_at = time.monotonic()
+
+    async def stop(self) -> None:
+        self._task.cancel()
+        await asyncio.gather(self._task, return_exceptions=True)
+
+    async def _run(self) -> None:
+        try:
+            async with asyncio.TaskGroup() as tasks:
+                steps = tasks.create_task(self._again(self._follow_all))
+                await self._again(self._describe)  # ends with the session
+                steps.cancel()
+        except Exception:  # noqa: BLE001 - it has no other owner that could say so
+            _log.exception("following_failed", session_id=self.session_id)
+        finally:
+            self.caught_up.set()
+            self.changes.notify()
+
+    async def _again(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Repeats work that the daemon refused or did not answer, until it ends by itself."""
+        while True:
+            try:
+                await work()
+                return
+            except DaemonError as error:
+                if not error.is_away:
+                    self._note(error.message)
+                    self.caught_up.set()
+                await asyncio.sleep(RETRY_S if error.is_away else REFUSED_RETRY_S)
+
+    def _note(self, text: str) -> None:
+        self.feed.replace(self.feed.note, self._templates("session_note.html", text=text) if text else "")
+        self.changes.notify()
+
+    # -- the session -------------------------------------------------------------------------------------------------
+
+    async def _describe(self) -> None:
+        """Keeps the panel up to date until the session has ended, or nobody looks any more."""
+        daemon = self._daemon
+        while True:
+            seen, view = daemon.sessions_changes.count, daemon.sessions.get(self.session_id)
+            if view is not None and view.HasField("end_time"):
+                self._show(panel.ended(self._templates, view))
+                self.has_ended = True
+                return
+            if self.is_unseen:
+                return
+            inspected = await panel.ask(daemon.admin, self.session_id, view)
+            self._show(panel.alive(self._templates, inspected, daemon.approvals))
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    while daemon.sessions.get(self.session_id) is view:
+                        seen = await daemon.sessions_changes.after(seen)
+
+    def _show(self, html: str) -> None:
+        self.feed.replace(self.feed.panel, html)
+        self.changes.notify()
+
+    # -- its executions ----------------------------------------------------------------------------------------------
+
+    async def _follow_all(self) -> None:
+        """Follows the executions that the session has and gets, each to its end, until cancelled."""
+        daemon = self._daemon
+        last_id, number = "", 0
+        while True:
+            seen, view = daemon.sessions_changes.count, daemon.sessions.get(self.session_id)
+            listing = await daemon.admin.ListExecutions(admin_pb.ListExecutionsRequest(session_id=self.session_id))
+            ids = [each.execution_id for each in listing.executions]
+            new = listing.executions[ids.index(last_id) + 1 if last_id in ids else 0 :]
+            if not number and view is not None:  # those that are no longer kept count, too
+                number = max(0, view.use.executions - sum(each.HasField("result") for each in new))
+            number += max(0, len(new) - STEPS_MAX)
+            for each in new[-STEPS_MAX:]:
+                number, last_id = number + 1, each.execution_id
+                if not each.HasField("result"):
+                    self.caught_up.set()
+                await self._follow(number, each)
+            self.caught_up.set()
+            if new:
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(REFRESH_S):
+                    while daemon.sessions.get(self.session_id) is view:
+                        seen = await daemon.sessions_changes.after(seen)
+
+    async def _follow(self, number: int, view: admin_pb.ExecutionView) -> None:
+        """Follows one execution until its result, or until it is no longer kept."""
+        writer = StepWriter(self.feed, self._templates, self._pictures, number, view)
+        while not writer.is_done:
+            request = admin_pb.FollowExecutionRequest(
+                session_id=self.session_id, execution_id=view.execution_id, after_event=writer.last_event
+            )
+            try:
+                async for message in self._daemon.admin.FollowExecution(request):
+                    await writer.take(message)
+                    self.changes.notify()
+                break
+            except DaemonError as error:
+                if not error.is_away:
+                    writer.refuse(error.message)
+                    self.changes.notify()
+                    return
+                await asyncio.sleep(RETRY_S)
+
+
+class Watches:
+    """The sessions that are followed."""
+
+    def __init__(self, daemon: Daemon, templates: Templates) -> None:
+        self.pictures = Pictures()
+        self._daemon = daemon
+        self._templates = templates
+        self._watches: dict[str, Watch] = {}
+
+    def of(self, session_id: str) -> Watch:
+        """Returns the watch of a session, and starts it if nobody has looked lately. Raises TooMany."""
+        watch = self._watches.get(session_id)
+        if watch is None or (watch.is_over and not watch.has_ended):
+            self._watches = {key: each for key, each in self._watches.items() if not (each.is_over and each.is_unseen)}
+            if len(self._watches) >= WATCHES_MAX:
+                raise TooMany(f"{WATCHES_MAX} sessions are being watched; close a page of another session")
+            watch = self._watches[session_id] = Watch(session_id, self._daemon, self._templates, self.pictures)
+        watch.used_at = time.monotonic()
+        return watch
+
+    async def stop(self) -> None:
+        """Ends all watches."""
+        await asyncio.gather(*(each.stop() for each in self._watches.values()))

@@ -1,0 +1,149 @@
+"""The state of one session, next to its steps: limits as meters, processes, ports, network, savepoints."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_client.replays.timeline import enum_text
+from executor_server.console import formats
+from executor_server.console.daemon import Admin, DaemonError
+
+ROWS_MAX = 100
+"""Processes, ports, savepoints, connections and refusals that are shown, of each."""
+AGE_STEP_S = 10
+"""Ages are shown in such steps, so that the panel is not sent again for nothing."""
+
+
+class Templates(Protocol):
+    """Makes HTML of values: `Console.fragment`."""
+
+    def __call__(self, template: str, **values: object) -> str: ...
+
+
+@dataclass(frozen=True)
+class Meter:
+    """How much of a limit is used."""
+
+    name: str
+    value: int
+    limit: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Inspected:
+    """What the daemon says of a session; `problem` is the reason for what is missing."""
+
+    session: admin_pb.InspectSessionResponse
+    network: admin_pb.GetSessionNetworkResponse | None
+    problem: str = ""
+
+
+async def ask(admin: Admin, session_id: str, view: admin_pb.SessionView | None) -> Inspected:
+    """Asks about a session; `view` is what is known of it. Raises DaemonError if it does not exist."""
+    network: admin_pb.GetSessionNetworkResponse | None = None
+    try:
+        found = await admin.InspectSession(admin_pb.InspectSessionRequest(session_id=session_id))
+        if found.session.owned.session.network:
+            network = await admin.GetSessionNetwork(admin_pb.GetSessionNetworkRequest(session_id=session_id))
+    except DaemonError as error:
+        if error.is_away or error.status == "NOT_FOUND" or view is None:
+            raise
+        return Inspected(admin_pb.InspectSessionResponse(session=view), None, error.message)
+    return Inspected(found, network)
+
+
+def alive(templates: Templates, inspected: Inspected, approvals: Sequence[admin_pb.Approval]) -> str:
+    """Returns the panel of a session that exists. `approvals` are those that wait, of all sessions."""
+    view, network = inspected.session.session, inspected.network
+    session_id = view.owned.session.session_id
+    return templates(
+        "session_panel.html",
+        **_of(view),
+        problem=inspected.problem,
+        meters=list(_meters(view, network)),
+        processes=[(each, _process_state(each)) for each in inspected.session.processes[:ROWS_MAX]],
+        ports=inspected.session.ports[:ROWS_MAX],
+        savepoints=_tree(inspected.session.savepoints[-ROWS_MAX:]),
+        tools=inspected.session.tools[:ROWS_MAX],
+        network=network,
+        connections=[] if network is None else network.connections[-ROWS_MAX:],
+        denials=[] if network is None else network.denials[::-1],
+        approvals=[each for each in approvals if each.session_id == session_id],
+    )
+
+
+def ended(templates: Templates, view: admin_pb.SessionView) -> str:
+    """Returns the panel of a session that has ended."""
+    return templates(
+        "session_panel.html",
+        **_of(view),
+        problem="",
+        meters=list(_meters(view, None)),
+        processes=[],
+        ports=[],
+        savepoints=[],
+        tools=[],
+        network=None,
+        connections=[],
+        denials=[],
+        approvals=[],
+    )
+
+
+def _of(view: admin_pb.SessionView) -> dict[str, object]:
+    session = view.owned.session
+    return {
+        "view": view,
+        "session": session,
+        "state": enum_text(pb.SessionState, session.state, "SESSION_STATE_"),
+        "labels": sorted(session.labels.items()),
+        "last_outcome": enum_text(pb.Outcome, view.last_outcome, "OUTCOME_") if view.last_outcome else "",
+    }
+
+
+def _meters(view: admin_pb.SessionView, network: admin_pb.GetSessionNetworkResponse | None) -> Iterator[Meter]:
+    session, use = view.owned.session, view.use
+    end_s = view.end_time.seconds if view.HasField("end_time") else int(time.time())
+    age_s = max(0, end_s - session.create_time.seconds) // AGE_STEP_S * AGE_STEP_S
+    limits = session.limits
+    yield _meter("Age", age_s, int(limits.session_time_s), formats.seconds)
+    yield _meter("Memory, highest", use.peak_memory_bytes, limits.memory_bytes, formats.size)
+    if limits.HasField("session_operations"):
+        yield _meter("Operations", use.operations, limits.session_operations, formats.number)
+    if network is not None:
+        yield _meter("Bytes sent", network.usage.sent_bytes, network.rules.max_sent_bytes, formats.size)
+        yield _meter("Bytes received", network.usage.received_bytes, network.rules.max_received_bytes, formats.size)
+        yield _meter("Connections", len(network.connections), network.rules.max_connections, formats.number)
+
+
+def _meter(name: str, used: int, limit: int, text: Callable[[int], str]) -> Meter:
+    return Meter(name, used, limit, f"{text(used)} of {text(limit)}" if limit else text(used))
+
+
+def _process_state(process: pb.ProcessInfo) -> str:
+    if not process.HasField("result"):
+        return "runs"
+    result = process.result
+    ended = enum_text(pb.ProcessOutcome, result.outcome, "PROCESS_OUTCOME_")
+    return f"{ended}, {result.exit_code}" if result.HasField("exit_code") else ended
+
+
+Tree = list[tuple[service_pb.Savepoint, list[service_pb.Savepoint]]]
+
+
+def _tree(savepoints: Sequence[service_pb.Savepoint]) -> Tree:
+    """Returns savepoints in order, each with the branches that were made after it."""
+    found: Tree = []
+    for each in savepoints:
+        if each.is_branch and found:
+            found[-1][1].append(each)
+        else:
+            found.append((each, []))
+    return found

@@ -1,0 +1,78 @@
+"""Images of sandboxes as a browser may get them: checked PNG and JPEG files, held for a while.
+
+An image is only passed on if its header is whole and its size within bounds, and then without its metadata. SVG, and
+whatever else claims to be an image, is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from executor_api.values.image_files import UnfitImage, jpeg_parts, png_parts
+
+HELD_BYTES_MAX = 128 << 20
+"""Bytes of all images; the one that was shown the longest time ago goes first."""
+IMAGE_BYTES_MAX = 16 << 20
+PIXELS_MAX = 25_000_000
+"""Pixels of one image: a browser takes four bytes for each."""
+
+_READERS = {"image/png": png_parts, "image/jpeg": jpeg_parts}
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A checked image that `path` leads to; or the reason why it is not shown."""
+
+    path: str = ""
+    width: int = 0
+    height: int = 0
+    refusal: str = ""
+
+
+class Pictures:
+    """The images that pages show."""
+
+    def __init__(self) -> None:
+        self._held: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
+        self._bytes = 0
+
+    def add(self, data: bytes, mime_type: str) -> Picture:
+        """Checks an image and holds it."""
+        reader = _READERS.get(mime_type)
+        if reader is None:
+            return Picture(refusal="its type is neither image/png nor image/jpeg")
+        if len(data) > IMAGE_BYTES_MAX:
+            return Picture(refusal=f"it has {len(data):,} bytes; at most {IMAGE_BYTES_MAX:,} are shown")
+        try:
+            width, height, parts = reader(memoryview(data))
+        except UnfitImage as unfit:
+            return Picture(refusal=str(unfit))
+        if width * height > PIXELS_MAX:
+            return Picture(refusal=f"{width}x{height} pixels are too many")
+        pixels = b"".join(parts)
+        name = hashlib.sha256(mime_type.encode() + pixels).hexdigest()
+        if name not in self._held:
+            self._held[name] = (mime_type, pixels)
+            self._bytes += len(pixels)
+        self._held.move_to_end(name)
+        while self._bytes > HELD_BYTES_MAX:
+            _, (_, gone) = self._held.popitem(last=False)
+            self._bytes -= len(gone)
+        return Picture(f"/pictures/{name}", width, height)
+
+    def route(self) -> Route:
+        async def picture(request: Request) -> Response:
+            found = self._held.get(request.path_params["name"])
+            if found is None:
+                return Response("This image is no longer held. Load the page again.", 404, media_type="text/plain")
+            mime_type, data = found
+            self._held.move_to_end(request.path_params["name"])
+            return Response(data, media_type=mime_type, headers={"cross-origin-resource-policy": "same-origin"})
+
+        return Route("/pictures/{name:str}", picture)

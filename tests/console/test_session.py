@@ -1,0 +1,96 @@
+"""The page of one session: steps as they happen, for viewers who may see contents and for those who may not."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from executor_client import Session
+from tests.support.backends import require
+from tests.support.console import Browser
+from tests.support.daemon import Daemon, daemon_of
+
+POLICY = """\
+version = "7"
+default = "content"
+
+[profiles.content]
+audit.view = "content"
+imports.default = ["sys", "time", "matplotlib.*"]
+[profiles.metadata]
+
+[tenants.hidden]
+profile = "metadata"
+"""
+CODE = """\
+import sys, matplotlib.pyplot as plt
+plt.plot([1, 2]); plt.show()
+print("it is", weather("Paris"), "<script>alert(1)</script>\\x1b[31m\\u202e")
+print("oops", file=sys.stderr)
+open("made.txt", "w").write("x")
+"""
+
+
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    require("local")
+    with daemon_of("pool.size = 0\n", policy=POLICY) as running:
+        yield running
+
+
+@pytest.fixture
+def session(daemon: Daemon) -> Iterator[Session]:
+    with daemon.client() as client, client.create_session() as made:
+        made.register_tools({"weather": lambda city: f"sunny in {city}"})
+        yield made
+
+
+def test_a_session_shows_its_steps(browser: Browser, session: Session) -> None:
+    session.execute(CODE)
+    session.execute("1 / 0")
+    page = browser.get(f"/sessions/{session.session_id}")
+    for text in (
+        '<span class="keyword">import</span> sys',
+        "<code>weather(&#39;Paris&#39;)</code>",
+        "it is sunny in Paris &lt;script&gt;alert(1)&lt;/script&gt;\n",
+        "oops",
+        "<code>made.txt</code>",
+        "ZeroDivisionError: division by zero",
+    ):
+        assert text in page
+    assert not set("\x1b\u202e") & set(page)
+    (image,) = re.findall('<img src="(/pictures/[0-9a-f]{64})"', page)
+    answer = browser.http.get(image)
+    assert answer.headers["content-type"] == "image/png"
+    assert answer.content.startswith(b"\x89PNG")
+
+
+def test_a_step_is_seen_while_it_runs(browser: Browser, session: Session) -> None:
+    """The step waits for the viewer, so its output is seen before its end."""
+    with browser.events(f"/sessions/{session.session_id}/events") as events:
+        seen = []
+
+        def look(until: str) -> str:
+            for name, html in events:
+                seen.append(html)
+                if name == "changes" and until in html:
+                    return html
+            raise AssertionError(seen)
+
+        session.register_tools({"look": lambda text: look(text)})
+        session.execute("print('first'); look('first'); print('second')")
+        look("second")
+        assert any("succeeded" in html for html in seen) or look("succeeded")
+        session.close()
+        look("Ended at")
+
+
+def test_contents_are_not_shown_unless_the_profile_allows_it(daemon: Daemon, browser: Browser) -> None:
+    with daemon.client_of("hidden") as client, client.create_session() as session:
+        session.execute("secret = 'secret text'; print(secret); secret")
+        page = browser.get(f"/sessions/{session.session_id}")
+    assert "secret" not in page
+    assert "bytes were printed" in page
+    assert "succeeded" in page

@@ -6,12 +6,14 @@ Types of grpc and of the generated messages live here only. It must not decide a
 from executor_server.api.admin import AdminService
 from executor_server.api.admin_client import AdminClient, AdminEndpoint, AdminError, admin_client, is_own
 from executor_server.api.asking import Asking
+from executor_server.api.audit_view import AuditView
 from executor_server.api.auth import MAX_PROBES
 from executor_server.api.calls import held_calls
 from executor_server.api.ended_sessions import EndedSessions
 from executor_server.api.handlers import OWN_METHODS, Around
 from executor_server.api.meter import metering
 from executor_server.api.peer_socket import PeerSocket
+from executor_server.api.policy_view import PolicyView
 from executor_server.api.server import RpcServer, ServerSettings, TlsFiles, refusals_to
 from executor_server.api.service import ExecutorService
 from executor_server.api.session_views import SessionViews

@@ -16,8 +16,10 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks, to_wire, viewing
 from executor_server.api.approving import decide_approval, watch_approvals
+from executor_server.api.audit_view import AuditView
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
+from executor_server.api.policy_view import PolicyView
 from executor_server.api.session_views import SessionViews
 from executor_server.api.status import DaemonStatus
 from executor_server.core import (
@@ -58,6 +60,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
         approvals: Approvals,
         views: SessionViews,
         status: DaemonStatus,
+        audit: AuditView,
+        policy_view: PolicyView,
     ) -> None:
         self._sessions = sessions
         self._quotas = quotas
@@ -68,6 +72,8 @@ class AdminService(admin_grpc.AdminServiceServicer):
         self._approvals = approvals
         self._views = views
         self._status = status
+        self._audit = audit
+        self._policy_view = policy_view
 
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
@@ -159,6 +165,23 @@ class AdminService(admin_grpc.AdminServiceServicer):
         async with aclosing(viewing.follow_execution(session, execution_id, request.after_event)) as parts:
             async for part in parts:
                 await context.write(part)
+
+    async def TailAudit(self, request: admin_pb.TailAuditRequest, context: Context) -> None:
+        self._note("TailAudit", request.tenant)
+        async with aclosing(self._audit.tail(current_principal.get(), request)) as messages:
+            async for message in messages:
+                await context.write(message)
+
+    async def ShowPolicy(self, request: admin_pb.ShowPolicyRequest, context: Context) -> admin_pb.ShowPolicyResponse:
+        self._note("ShowPolicy")
+        return self._policy_view.show()
+
+    async def ExplainPolicy(
+        self, request: admin_pb.ExplainPolicyRequest, context: Context
+    ) -> admin_pb.ExplainPolicyResponse:
+        tenant = checks.tenant_or_all(request.tenant) or current_principal.get().tenant
+        self._note("ExplainPolicy", tenant)
+        return await self._policy_view.explain(current_principal.get(), tenant, request.question)
 
     async def ListEnvironments(
         self, request: admin_pb.ListEnvironmentsRequest, context: Context

@@ -15,12 +15,22 @@ from contextlib import AsyncExitStack, closing
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import structlog
 import uvloop
 
-from executor_server.api import AdminService, DaemonStatus, EndedSessions, ExecutorService, RpcServer, SessionViews
+from executor_server.api import (
+    AdminService,
+    AuditView,
+    DaemonStatus,
+    EndedSessions,
+    ExecutorService,
+    PolicyView,
+    RpcServer,
+    SessionViews,
+)
 from executor_server.api.assembly.parts import Parts
 from executor_server.api.assembly.settings import (
     backends_of,
@@ -213,7 +223,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         policies=policies,
         archives=archives,
         service=ExecutorService(lambda: policies.current, sessions, archives, approvals, in_fleet=node is not None),
-        admin=_admin(control, egress, environments, sessions, approvals, views, status),
+        admin=_admin(control, egress, environments, sessions, approvals, views, status, config.audit_directory),
         observer=observer,
         settings=settings,
         interceptors=watchers.interceptors,
@@ -327,6 +337,7 @@ def _admin(
     approvals: Approvals,
     views: SessionViews,
     status: DaemonStatus,
+    audit_directory: Path,
 ) -> AdminService:
     policies, trail = control.policies, control.watchers.trail
     return AdminService(
@@ -339,6 +350,8 @@ def _admin(
         approvals,
         views,
         status,
+        AuditView(control.watchers.log, audit_directory),
+        PolicyView(policies),
     )
 
 

@@ -2,7 +2,7 @@
 
 It owns the policy file, the one place that makes a `SandboxSpec`, and the texts of refusals. Decisions are pure; the
 policy in force is replaced as a whole when its file changes. It must not know sessions, backends or the wire.
-`policy.explain` serves the command line only.
+`policy.explain` serves the command line and operators.
 """
 
 from executor_server.policy.check import configured_images, policy_for, secrets_named, unserved, unserved_profiles

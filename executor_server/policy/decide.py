@@ -122,6 +122,11 @@ class Policy:
         # By profile: most sessions ask for what the one before asked for.
         self._last_decided: dict[str, tuple[str, RequestedSession, SessionSpec]] = {}
 
+    @property
+    def file(self) -> PolicyFile:
+        """The file that it was made of."""
+        return self._file
+
     # -- tenants
 
     @property

@@ -133,6 +133,10 @@ def fork_server(profile: Profile) -> str:
     return profile.sandbox.fork_server or ("off" if profile.language.preset == "strict" else "shared")
 
 
+VIEWS = ("none", "metadata", "content")
+"""Values of `audit.view`, from the strictest on."""
+
+
 def audit_rules(profile: Profile) -> AuditRules:
     return value_of(AuditRules, profile.audit)
 

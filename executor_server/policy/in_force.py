@@ -13,6 +13,7 @@ import asyncio
 import contextlib
 import hashlib
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -78,6 +79,13 @@ class PolicyStore:
         self.content = b"" if path is None else read_trusted(path, "policy file")
         """The content of the file that the policy in force was read from; empty for the built-in policy."""
         self.current = make(built_in_policy() if path is None else parse_policy(self.content, path, copies))
+        self.before: Policy | None = None  # the policy that was in force before; None: there was none
+        self.load_time_s = time.time()  # Unix time at which the policy in force was read
+
+    @property
+    def path(self) -> Path | None:
+        """The file; None for the built-in policy."""
+        return self._path
 
     async def start(self) -> None:
         """Begins to watch the file."""
@@ -158,7 +166,7 @@ class PolicyStore:
             if asked:
                 self._listener.policy_unchanged()
             return False
-        self.current, self.content = policy, content
+        self.before, self.current, self.content, self.load_time_s = before, policy, content, time.time()
         _log.warning(
             "policy_changed", version=policy.version, fingerprint=policy.fingerprint, before=before.fingerprint
         )

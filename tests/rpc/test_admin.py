@@ -19,6 +19,7 @@ from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
 from executor_server.api.admin import AdminService
+from executor_server.api.audit_view import AuditView
 from executor_server.api.ended_sessions import EndedSessions
 from executor_server.api.session_views import SessionViews
 from executor_server.api.status import DaemonStatus
@@ -168,6 +169,8 @@ class World:
                 backends=dict,
                 audit=None,
             ),
+            AuditView(None, Path("none")),
+            cast("Any", None),  # tests/rpc/test_viewing.py has a daemon's
         )
 
 

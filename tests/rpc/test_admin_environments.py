@@ -90,7 +90,7 @@ class World:
         environments = cast("Any", self.environments)
         none = cast("Any", None)
         return AdminService(
-            none, quotas, lambda: policy, self.reload, self.record, environments, Approvals(), none, none
+            none, quotas, lambda: policy, self.reload, self.record, environments, Approvals(), none, none, none, none
         )
 
 

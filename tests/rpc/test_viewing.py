@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import grpc
@@ -14,6 +16,7 @@ from executor_client import Session
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, code_of, daemon_of
+from tests.support.polling import eventually
 
 POLICY = """\
 version = "7"
@@ -39,10 +42,23 @@ ask("secret question")
 
 
 class Admin:
-    """An admin's calls."""
+    """Calls of an admin, or of a viewer."""
 
-    def __init__(self, daemon: Daemon, channel: grpc.Channel) -> None:
-        self._stub, self._metadata = pb_grpc.AdminServiceStub(channel), (("authorization", f"Bearer {daemon.token}"),)
+    def __init__(self, channel: grpc.Channel, token: str) -> None:
+        self._stub, self._metadata = pb_grpc.AdminServiceStub(channel), (("authorization", f"Bearer {token}"),)
+
+    def tail(self, **request: Any) -> Any:
+        return self._stub.TailAudit(pb.TailAuditRequest(**request), metadata=self._metadata)
+
+    def policy(self) -> Any:
+        return self._stub.ShowPolicy(pb.ShowPolicyRequest(), metadata=self._metadata)
+
+    def explain(self, tenant: str, question: str) -> Any:
+        request = pb.ExplainPolicyRequest(tenant=tenant, question=question)
+        return self._stub.ExplainPolicy(request, metadata=self._metadata)
+
+    def reload(self) -> None:
+        self._stub.Reload(pb.ReloadRequest(), metadata=self._metadata)
 
     def list(self, session: Session) -> list[pb.ExecutionView]:
         request = pb.ListExecutionsRequest(session_id=session.session_id)
@@ -63,7 +79,16 @@ def daemon() -> Iterator[Daemon]:
 @pytest.fixture(scope="module")
 def admin(daemon: Daemon) -> Iterator[Admin]:
     with grpc.insecure_channel(daemon.address) as channel:
-        yield Admin(daemon, channel)
+        yield Admin(channel, daemon.token)
+
+
+@pytest.fixture(scope="module")
+def viewer(daemon: Daemon) -> Iterator[Admin]:
+    """A viewer of the tenant `seen`."""
+    with grpc.insecure_channel(daemon.address) as channel:
+        made = Admin(channel, daemon.new_token("seen", "viewer"))
+        assert eventually(lambda: code_of(lambda: made.explain("", "{}")) == "OK")
+        yield made
 
 
 def run(session: Session) -> str:
@@ -99,3 +124,54 @@ def test_a_viewer_sees_as_much_as_the_profile_allows(daemon: Daemon, admin: Admi
         assert code_of(lambda: admin.list(session)) == "PERMISSION_DENIED"
     seen = [each for each in records(daemon.state_dir / "audit") if each["kind"] == "content_viewed"]
     assert [(each["tenant"], each["by_tenant"]) for each in seen] == [("seen", "local")]
+
+
+def test_the_audit_log_is_read_page_by_page_and_then_as_it_grows(daemon: Daemon, admin: Admin, viewer: Admin) -> None:
+    with daemon.client_of("seen") as client, client.create_session() as session:
+        ids = [session.execute(str(number)).execution_id for number in range(5)]
+        wanted = {"session_id": session.session_id, "kinds": ["execution_requested"], "max_records": 2}
+        pages: list[Any] = [*admin.tail(**wanted)]
+        while pages[-1].continue_before_seq:
+            pages += admin.tail(**wanted, before_seq=pages[-1].continue_before_seq)
+        found = [record for page in reversed(pages) for record in page.records]
+        assert [json.loads(record.json)["execution"] for record in found] == ids
+        assert all(record.is_sound for record in found)
+
+        call = viewer.tail(session_id=session.session_id, text='"KIND":"execution_ENDED"', max_records=1, follow=True)
+        assert [len(next(call).records)] == [1]
+        last = session.execute("6").execution_id
+        (ended,) = next(call).records
+        assert json.loads(ended.json)["execution"] == last
+        call.cancel()
+    with daemon.client_of("metadata") as client, client.create_session() as session:
+        assert session.execute("1").output == 1
+    (own,) = viewer.tail(kinds=["execution_requested", "admin_called"])
+    assert {json.loads(record.json)["tenant"] for record in own.records} == {"seen"}
+    (others,) = viewer.tail(tenant="metadata")
+    assert not others.records
+    for wrong in ({"kinds": ["x"] * 65}, {"text": "x" * 257}, {"max_records": 1001}, {"session_id": "\x1b"}):
+        assert code_of(lambda: list(viewer.tail(**wrong))) == "INVALID_ARGUMENT"  # noqa: B023 - called at once
+
+
+def test_the_policy_is_shown_with_its_last_change_and_explained(daemon: Daemon, admin: Admin, viewer: Admin) -> None:
+    question = '{"network": ["x.example"]}'
+    shown, explained = admin.policy(), viewer.explain("", question)
+    assert (shown.content, shown.policy.version, shown.HasField("before")) == (POLICY, "7", False)
+    assert not explained.granted
+    assert explained.text.startswith("refused to tenant seen, profile content\n  network: asked for x.example")
+    assert "policy.toml:5: [profiles.content]" in explained.text
+    assert not {str(daemon.state_dir.parent), "/tmp"} & set(explained.text.split(":"))
+    assert admin.explain("unseen", "").granted
+    assert code_of(lambda: viewer.explain("unseen", question)) == "PERMISSION_DENIED"
+    assert code_of(viewer.policy) == "PERMISSION_DENIED"
+    for wrong in ("[", "[]", '{"x": 1}', '{"prelude": "%s"}' % ("x" * 2**16)):
+        assert code_of(lambda: viewer.explain("", wrong)) == "INVALID_ARGUMENT"  # noqa: B023 - called at once
+
+    changed = POLICY.replace('view = "content"', 'view = "metadata"').replace('"7"', '"8"')
+    Path(shown.path).write_text(changed)
+    admin.reload()
+    now = admin.policy()
+    assert (now.content, now.before) == (changed, shown.policy)
+    assert list(now.changes) == ["version: 7 → 8", "profiles.content.audit.view: content → metadata    tighter"]
+    Path(shown.path).write_text(POLICY)
+    admin.reload()

@@ -17,7 +17,7 @@ import click
 
 from executor_server.core import NetworkRules, Principal, secret_names
 from executor_server.core.config import NAME_FORM, EgressSection, is_name
-from executor_server.daemon.cli.policy_shared import policy_text, profile_text, read_policy, refusal_lines
+from executor_server.daemon.cli.policy_shared import policy_text, read_policy
 from executor_server.daemon.cli.shared import load_config, placed, printable
 from executor_server.guest.egress.addresses import AddressRules
 from executor_server.guest.egress.host_names import BadName, HostPattern, LiteralAddress, Target, parse_authority
@@ -28,6 +28,7 @@ from executor_server.network.proxy import DnsResolver, HostResolver, OwnAddresse
 from executor_server.policy import Policy, PolicySummary
 from executor_server.policy.explain.explanation import Explanation, explain
 from executor_server.policy.explain.question import Question
+from executor_server.policy.explain.text import profile_text, refusal_lines
 
 EXIT_REFUSED = 1
 RESOLVE_S = 10.0

@@ -9,27 +9,25 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import click
 
-from executor_server.core import NetworkRules, PackagesSpec, SessionSpec
-from executor_server.core.config import NAME_FORM, ConfigError, is_name, read_bytes, validated
+from executor_server.core.config import NAME_FORM, ConfigError, is_name, read_bytes
 from executor_server.daemon.cli.policy_shared import (
     fail_policy,
     parsed_policy,
     policy_text,
-    profile_text,
     read_policy,
-    refusal_lines,
 )
 from executor_server.daemon.cli.shared import configured, load_config
 from executor_server.policy import PolicyFile, secrets_named, unserved
-from executor_server.policy.explain.diff import Change, differences
+from executor_server.policy.explain.diff import differences
 from executor_server.policy.explain.explanation import Explanation, Refusal, explain
-from executor_server.policy.explain.question import Question
+from executor_server.policy.explain.question import Question, read_question
+from executor_server.policy.explain.text import answer_lines, change_text
 
 EXIT_DIFFERENT = 1
 EXIT_REFUSED = 1
@@ -95,7 +93,7 @@ def explain_(file: Path | None, tenant: str, request_: str, as_json: bool, **opt
     if as_json:
         click.echo(json.dumps(_as_json(explanation, paths), indent=2))
     else:
-        for line in _answer(explanation, tenant, paths):
+        for line in answer_lines(explanation, tenant, paths):
             click.echo(line)
     if explanation.refusals:
         raise SystemExit(EXIT_REFUSED)
@@ -112,7 +110,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
         click.echo(json.dumps([asdict(change) for change in changes], indent=2))
     else:
         for change in changes:
-            click.echo(_change_text(change))
+            click.echo(change_text(change))
     if changes:
         raise SystemExit(EXIT_DIFFERENT)
 
@@ -123,14 +121,7 @@ def diff(old: Path, new: Path, as_json: bool) -> None:
 
 def _question(request: str) -> Question:
     try:
-        text = _request_text(request)
-        tables = json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise click.BadParameter(f"is not JSON: {error}", param_hint="--request") from error
-    if not isinstance(tables, dict):
-        raise click.BadParameter("must be a JSON object", param_hint="--request")
-    try:
-        return validated(Question, tables)
+        return read_question(_request_text(request))
     except ConfigError as error:
         raise click.BadParameter("; ".join(error.problems), param_hint="--request") from error
 
@@ -162,53 +153,6 @@ def _summary(file: PolicyFile) -> Iterator[str]:
         yield f"tenant       {name}: profile {tenant.profile or file.default}{admin}"
 
 
-def _answer(explanation: Explanation, tenant: str, paths: tuple[str, str]) -> Iterator[str]:
-    who = f"tenant {tenant}, {profile_text(explanation)}"
-    if explanation.granted is not None:
-        yield f"granted to {who}" + (", after approvals:" if explanation.approvals else "")
-        yield from refusal_lines(explanation.approvals, paths)
-        yield from _spec_lines(explanation.granted)
-        return
-    yield f"refused to {who}"
-    yield from refusal_lines(explanation.refusals, paths)
-
-
-def _spec_lines(spec: SessionSpec) -> Iterator[str]:
-    granted = asdict(replace(spec, sandbox=replace(spec.sandbox, packages=None)))
-    for key in ("sandbox", "limits", "execution_default", "execution_max", "tools", "files", "audit"):
-        yield f"  {key}: " + ", ".join(f"{name} {value}" for name, value in granted[key].items() if value is not None)
-    yield f"  authorized_imports: {', '.join(spec.authorized_imports) or 'none'}"
-    yield f"  denied_imports: {', '.join(spec.denied_imports) or 'none'}"
-    yield f"  workspace_imports: {'without being authorized' if spec.workspace_imports else 'when authorized'}"
-    yield f"  refused_language: {', '.join(spec.refused_language) or 'none'}"
-    yield from _network_lines(spec.network)
-    yield f"  packages: {_packages_text(spec.sandbox.packages)}"
-
-
-def _packages_text(packages: PackagesSpec | None) -> str:
-    if packages is None:
-        return "those of the image"
-    newest = "" if packages.exclude_newer_s is None else f", at least {packages.exclude_newer_s:,.0f} s old"
-    which = ", ".join(packages.requirements) or f"all of {packages.lock_file} (sha256 {packages.lock_sha256})"
-    return f"{which}{newest}, at most {packages.max_environment_bytes:,} bytes"
-
-
-def _network_lines(network: NetworkRules) -> Iterator[str]:
-    yield f"  network: {', '.join(network.allowed) or 'none'}"
-    if not network.any:
-        return
-    if network.ask:
-        yield f"  network.ask: {', '.join(network.ask)}"
-    yield f"  denied_network: {', '.join(network.denied) or 'none'}"
-    for secret in network.secrets:
-        yield f"  network.secrets: {secret.header} for {secret.host}, " + ", ".join(
-            f"{name} {' '.join(chosen) or 'all'}"
-            for name, chosen in (("methods", secret.methods), ("paths", secret.paths))
-        )
-    listed = {name: value for name, value in asdict(network).items() if not isinstance(value, tuple)}
-    yield "  network: " + ", ".join(f"{name} {value}" for name, value in listed.items())
-
-
 def _as_json(explanation: Explanation, paths: tuple[str, str]) -> dict[str, Any]:
     return {
         "granted": asdict(explanation.granted) if explanation.granted is not None else None,
@@ -228,8 +172,3 @@ def _refusal_as_json(refusal: Refusal, paths: tuple[str, str]) -> dict[str, Any]
         "line": line.number if line is not None else None,
         "text": line.text if line is not None else None,
     }
-
-
-def _change_text(change: Change) -> str:
-    direction = f"    {change.direction}" if change.direction else ""
-    return f"{change.key}: {change.old} → {change.new}{direction}"

@@ -5,14 +5,14 @@ A policy that can't be used ends the process with sentences.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from executor_server.core.config import Config, ConfigError, read_bytes
 from executor_server.daemon.cli.shared import EXIT_CONFIG, fail
 from executor_server.policy import Policy, PolicyFile, built_in_policy, parse_policy, policy_for
-from executor_server.policy.explain.explanation import Explanation, Place, PolicyText, Refusal
+from executor_server.policy.explain.explanation import PolicyText
 
 T = TypeVar("T")
 
@@ -56,28 +56,3 @@ def _checked(path: Path, read: Callable[[], T]) -> T:
         return read()
     except ConfigError as error:
         fail_policy(path, error.problems)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Showing
-
-
-def profile_text(explanation: Explanation) -> str:
-    if not explanation.lineage:
-        return "which has no profile"
-    first, *others = explanation.lineage
-    return f"profile {first}" + "".join(f", which extends {name}" for name in others)
-
-
-def refusal_lines(refusals: Iterable[Refusal], paths: tuple[str, str]) -> Iterator[str]:
-    """Each refusal with the line behind it. `paths`: those of the policy and of the configuration."""
-    for refusal in refusals:
-        kind = f" ({refusal.violation.kind.value})" if refusal.violation is not None else ""
-        yield f"  {refusal.message}{kind}"
-        yield f"    {_place_text(refusal.place, paths)}"
-
-
-def _place_text(place: Place, paths: tuple[str, str]) -> str:
-    if place.line is None:
-        return place.advice
-    return f"{paths[place.is_in_config]}:{place.line.number}: {place.line.text}    # {place.advice}"

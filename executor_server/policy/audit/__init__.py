@@ -22,5 +22,6 @@ from executor_server.policy.audit.fields import (
 from executor_server.policy.audit.fleet_trail import FleetTrail
 from executor_server.policy.audit.log import AuditLog, AuditSettings, AuditStats
 from executor_server.policy.audit.log_files import AuditDirError, AuditFiles
+from executor_server.policy.audit.tail import Found, Record, Wanted, search
 from executor_server.policy.audit.trail import AuditTrail
 from executor_server.policy.audit.verification import Finding, verify

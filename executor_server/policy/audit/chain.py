@@ -38,7 +38,7 @@ _MAX_NUMBER = 2**63
 # Bytes of one character as two surrogates, each escaped.
 _MAX_ESCAPED_BYTES = 12
 # Fields that are recorded whole: an execution's code, and the command line and input of a process.
-_WHOLE_FIELDS = ("code", "command", "input")
+WHOLE_FIELDS = ("code", "command", "input")
 # Bytes of the quotes and the comma around a word of a command line.
 _WORD_BYTES = 3
 # (entries, characters) of lists and texts in a record that is still too long. With the last a record always fits.
@@ -204,7 +204,7 @@ _ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circ
 
 def _rest(fields: Mapping[str, Any], most_bytes: int) -> bytes:
     """The fields as they follow the head of a record, cut until they fit."""
-    for whole in _WHOLE_FIELDS:
+    for whole in WHOLE_FIELDS:
         if whole in fields:
             return _with_whole(fields, whole, most_bytes)
     text = _members(fields if _is_small(fields) else _bounded(dict(fields), MAX_LIST_ENTRIES, MAX_TEXT_CHARS))

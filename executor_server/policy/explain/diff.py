@@ -15,7 +15,7 @@ from executor_server.core import LANGUAGE_RULES, is_covered, is_denied
 from executor_server.core.config import dotted
 from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.forms import is_tool_within
-from executor_server.policy.grants import FORK_SERVERS, fork_server
+from executor_server.policy.grants import FORK_SERVERS, VIEWS, fork_server
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
 from executor_server.policy.packages_table import ANY_PACKAGE, age_s
 from executor_server.policy.profile import Profile
@@ -214,6 +214,7 @@ _COMPARISONS: Mapping[str, Comparison | None] = {
     "packages.imports": None,
     "audit.code": None,
     "audit.fail_closed": _less,
+    "audit.view": lambda old, new: VIEWS.index(old) <= VIEWS.index(new),
 }
 
 

@@ -36,11 +36,14 @@ from executor_server.policy.packages import CONFIGURED_INDEX
 
 @dataclass(frozen=True)
 class PolicyText:
-    """A policy, the text of its file, and that of the configuration; a text is empty when there is no file."""
+    """A policy, the text of its file, and that of the configuration; a text is empty when there is no file.
+
+    `config_text` is None if it is not known.
+    """
 
     policy: Policy
     text: str = ""
-    config_text: str = ""
+    config_text: str | None = ""
 
 
 @dataclass(frozen=True)
@@ -161,7 +164,7 @@ class _Written:
 
     def __init__(self, source: PolicyText) -> None:
         self._lines = Lines(source.text)
-        self._config_lines = Lines(source.config_text)
+        self._config_lines = None if source.config_text is None else Lines(source.config_text)
         profiles = tomllib.loads(source.text).get("profiles")
         self._profiles: Mapping[str, Any] = profiles if profiles is not None else {}
         self._is_built_in = not self._profiles
@@ -186,8 +189,8 @@ class _Written:
         return self._place_of_default(rule)
 
     def place_in_config(self, key: KeyPath) -> Place:
-        line = self._config_lines.of_key(key)
-        unset = "" if line is not None else ", which is not set"
+        line = self._config_lines.of_key(key) if self._config_lines is not None else None
+        unset = "" if line is not None or self._config_lines is None else ", which is not set"
         return Place(f"{dotted(key)} of the daemon's configuration{unset}; no policy can change it", line, True)
 
     def _place_at_top(self, rule: KeyPath) -> Place:

@@ -6,6 +6,7 @@ that a guest checks when code runs, and the quotas, which depend on what a tenan
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Annotated
@@ -26,7 +27,7 @@ from executor_server.core import (
     is_denied,
     is_pattern,
 )
-from executor_server.core.config import Form, ReadForm, Section
+from executor_server.core.config import ConfigError, Form, ReadForm, Section, validated
 from executor_server.guest.egress.host_names import Target, parse_authority
 from executor_server.policy.approvals import ApprovalKind, ApprovalRequired, Wanted
 from executor_server.policy.decide import Policy
@@ -129,6 +130,17 @@ class Answer:
     spec: SessionSpec | None
     refusals: tuple[ExecutorError, ...]
     to_ask: tuple[Wanted, ...] = ()
+
+
+def read_question(text: str) -> Question:
+    """Reads a question in JSON. Raises ConfigError with each problem."""
+    try:
+        tables = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigError([f"is not JSON: {error}"]) from error
+    if not isinstance(tables, dict):
+        raise ConfigError(["must be a JSON object"])
+    return validated(Question, tables)
 
 
 def answer(policy: Policy, tenant: str, question: Question) -> Answer:

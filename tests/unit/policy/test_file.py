@@ -183,7 +183,7 @@ def test_an_inherited_problem_is_told_where_it_stands() -> None:
         'profiles.a.imports.allowed.0: must be a dotted module name ("numpy"), one followed by ".*" ("numpy.*"), or '
         "\"*\" (it is '1')",
         "profiles.a.limits.default.wall_time_s: must be at most 3600.0, which is limits.max.wall_time_s (it is 5000.0)",
-        "profiles.a.audit.coed: no such key; available: code, fail_closed",
+        "profiles.a.audit.coed: no such key; available: code, fail_closed, view",
         "profiles.c.limits.default.wall_time_s: must be at most 4000.0, which is limits.max.wall_time_s (it is 5000.0)",
     ]
 

@@ -16,7 +16,7 @@ import structlog
 from google.protobuf.message import DecodeError
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.core import keep_checksums, open_file, put_aside, row_checksum
+from executor_server.core import open_file, put_aside, row_checksum
 from executor_server.core.config import StateDirError
 
 MAX_ENDED = 1024
@@ -28,10 +28,12 @@ CREATE TABLE ended (
     session_id TEXT NOT NULL PRIMARY KEY,
     end_time_s REAL NOT NULL,
     view BLOB NOT NULL,
-    checksum INTEGER NOT NULL DEFAULT 0
+    checksum INTEGER NOT NULL
 ) STRICT
 """
-_COLUMNS = ("session_id", "end_time_s", "view")
+_COLUMNS = "session_id, end_time_s, view, checksum"
+_INSERT = f"INSERT OR REPLACE INTO ended ({_COLUMNS}) VALUES (?, ?, ?, ?)"
+_SELECT = f"SELECT {_COLUMNS} FROM ended ORDER BY end_time_s"
 
 _log = structlog.get_logger(__name__)
 
@@ -44,28 +46,16 @@ class EndedSessions:
         self._path = path
         self._now = now
         try:
-            self._database = _opened(path)
-            self._views = self._load()
+            self._database, self._views = _opened(path)
         except sqlite3.DatabaseError as error:
             aside = path.with_name(path.name + ".harmed")
             _log.error("ended_sessions_begun_anew", path=str(path), put_aside=str(aside), error=str(error))
             try:
                 put_aside(path, aside)
-                self._database, self._views = _opened(path), {}
+                self._database, self._views = _opened(path)
             except (OSError, sqlite3.Error) as failure:
                 raise StateDirError(f"The file of ended sessions {path} can't be used: {failure}.") from error
-
-    def _load(self) -> dict[str, admin_pb.SessionView]:
-        rows = self._database.execute(f"SELECT {', '.join(_COLUMNS)}, checksum FROM ended ORDER BY end_time_s")
-        views = {}
-        for session_id, end_time_s, written, checksum in rows:
-            try:
-                if checksum != row_checksum(session_id, end_time_s, written):
-                    raise ValueError("it does not fit its checksum")
-                views[session_id] = admin_pb.SessionView.FromString(written)
-            except (DecodeError, ValueError) as error:
-                _log.error("ended_session_rejected", session_id=session_id, path=str(self._path), error=str(error))
-        return views
+        self._counts = Counter(view.owned.tenant for view in self)
 
     def close(self) -> None:
         self._database.close()
@@ -81,11 +71,10 @@ class EndedSessions:
         """Adds a session that ends now, and sets the time in its description."""
         now_s, session_id = self._now(), view.owned.session.session_id
         view.end_time.FromMilliseconds(round(now_s * 1000))
+        row = (session_id, now_s, view.SerializeToString())
         self._views[session_id] = view
-        self._write(
-            f"INSERT OR REPLACE INTO ended ({', '.join(_COLUMNS)}) VALUES (?, ?, ?)",
-            (session_id, now_s, view.SerializeToString()),
-        )
+        self._counts[view.owned.tenant] += 1
+        self._write(_INSERT, (*row, row_checksum(*row)))
 
     def forget(self) -> list[admin_pb.SessionView]:
         """Drops and returns those that are too old; if there are too many, those of the tenant that has the most."""
@@ -94,13 +83,17 @@ class EndedSessions:
         while self._views and next(iter(self)).end_time.seconds < oldest_s:
             forgotten.append(self._drop(next(iter(self._views))))
         while len(self._views) > MAX_ENDED:
-            ((most, _),) = Counter(view.owned.tenant for view in self).most_common(1)
+            ((most, _),) = self._counts.most_common(1)
             forgotten.append(self._drop(next(each for each, view in self._views.items() if view.owned.tenant == most)))
         return forgotten
 
     def _drop(self, session_id: str) -> admin_pb.SessionView:
         self._write("DELETE FROM ended WHERE session_id = ?", (session_id,))
-        return self._views.pop(session_id)
+        dropped = self._views.pop(session_id)
+        self._counts[dropped.owned.tenant] -= 1
+        if not self._counts[dropped.owned.tenant]:
+            del self._counts[dropped.owned.tenant]
+        return dropped
 
     def _write(self, statement: str, values: tuple[object, ...]) -> None:
         try:
@@ -109,7 +102,19 @@ class EndedSessions:
             _log.error("ended_sessions_not_written", path=str(self._path), error=str(error))
 
 
-def _opened(path: Path) -> sqlite3.Connection:
+def _opened(path: Path) -> tuple[sqlite3.Connection, dict[str, admin_pb.SessionView]]:
     database = open_file(path, _TABLE, _VERSION, synchronous="OFF")
-    keep_checksums(database, "ended", _COLUMNS, ("session_id",))
-    return database
+    try:
+        views = {}
+        for session_id, end_time_s, written, checksum in database.execute(_SELECT).fetchall():
+            try:
+                if checksum != row_checksum(session_id, end_time_s, written):
+                    raise ValueError("it does not fit its checksum")
+                views[session_id] = admin_pb.SessionView.FromString(written)
+            except (DecodeError, ValueError) as error:
+                _log.error("ended_session_rejected", session_id=session_id, path=str(path), error=str(error))
+                database.execute("DELETE FROM ended WHERE session_id = ?", (session_id,))
+    except BaseException:
+        database.close()
+        raise
+    return database, views

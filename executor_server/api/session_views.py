@@ -26,8 +26,9 @@ INTERVAL_S = 0.2
 MESSAGE_SESSIONS = 200
 MESSAGE_BYTES = 1024 * 1024
 
-# Sessions that are compared in one turn of the event loop.
-_AT_A_TIME = 50
+# Sessions that are compared in one turn of the event loop, and as how many of them the description of one counts.
+_WORK_AT_A_TIME = 50
+_DESCRIPTION_WORK = 10
 # While a session is busy, the time of its end moves; what is sent may be older by this.
 _EXPIRY_STEP_S = 10.0
 
@@ -171,13 +172,17 @@ class SessionViews(Observer):
             if tick == self._compared_tick:
                 return
             sessions = self._sessions()
-            for number, session in enumerate(sessions, 1):
+            work = 0
+            for session in sessions:
+                work += 1
                 mark = self._mark_of(session)
                 if self._marks.get(session.session_id) != mark:
                     view = self.view_of(session)
                     self._marks[session.session_id], self._views[session.session_id] = mark, view
                     self._note(session.session_id, session.owner.tenant, view)
-                if number % _AT_A_TIME == 0:
+                    work += _DESCRIPTION_WORK
+                if work >= _WORK_AT_A_TIME:
+                    work = 0
                     await asyncio.sleep(0)
             # Those that are ending are in neither list until their sandboxes are gone.
             for session_id in self._views.keys() - {session.session_id for session in sessions}:

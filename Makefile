@@ -13,6 +13,7 @@ BACKEND ?= local
 IMAGES ?=
 BASE ?=
 ARGS ?=
+CONSOLE ?=
 # Processes that run tests. Tests wait more than they compute: three for each processor.
 WORKERS ?= $(shell echo $$((3 * $$(nproc))))
 # Half as many where each of them has a front and two nodes of its own.
@@ -82,8 +83,8 @@ $(PYRIGHT_STAMP): | $(STAMP)
 # Use
 
 .PHONY: demo
-demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local|docker|e2b|e2b-double)
-	@$(BIN)/python examples/demo.py --backend $(BACKEND)
+demo: $(STAMP)  ## Run a CodeAgent in a sandbox, start to end (BACKEND=local|docker|e2b|e2b-double), with a console (CONSOLE=1)
+	@$(BIN)/python examples/demo.py --backend $(BACKEND) $(if $(CONSOLE),--console)
 
 .PHONY: demo-coding
 demo-coding: $(STAMP)  ## Run a coding agent that mends a bug in its sandbox
@@ -94,8 +95,8 @@ demo-fleet: $(RAY_STAMP)  ## Run three agents on a fleet of three nodes on a loc
 	@$(BIN)/python examples/fleet_demo.py
 
 .PHONY: serve
-serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b)
-	@$(BIN)/executor-server serve --backend $(BACKEND) $(ARGS)
+serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b), with its console (CONSOLE=1)
+	@$(if $(CONSOLE),$(BIN)/executor-server console --actions & trap "kill $$! 2>/dev/null || :" EXIT;) $(BIN)/executor-server serve --backend $(BACKEND) $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP)  ## Measure, beside the references, in one run

@@ -11,6 +11,8 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ import numpy as np
 import pandas as pd
 import PIL.Image
 import PIL.ImageDraw
-from own_daemon import DOUBLE, DaemonFailure, own_daemon
+from own_daemon import DOUBLE, DaemonFailure, own_console, own_daemon
 from rich.console import Console
 from scripted import Reply, ScriptedModel
 from smolagents import ActionStep, Tool
@@ -29,6 +31,14 @@ OUTPUT_DIR = Path("demo-output")
 
 # For each backend, an image with pandas and matplotlib. The local backend uses the daemon's own environment.
 IMAGES = {"local": "base", "docker": "data", "e2b": "base", DOUBLE: "base"}
+
+# The console shows code and output where the profile allows it.
+CONSOLE_POLICY = """
+default = "default"
+
+[profiles.default]
+audit.view = "content"
+"""
 
 console = Console(highlight=False)
 
@@ -273,15 +283,33 @@ class ImageFolder:
 # ---------------------------------------------------------------------------------------------------------------------
 
 
+@contextmanager
+def shown() -> Iterator[None]:
+    """Runs the console, and waits for a person at the terminal before and after."""
+
+    def wait(text: str) -> None:
+        if sys.stdin.isatty():
+            input(f"{text} ")
+
+    with own_console() as link:
+        print(f"The console is at {link}")
+        wait("Open it in a browser, and press Enter to start the agents.")
+        yield
+        wait("Press Enter to stop the daemon and the console.")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--backend", default="local", choices=IMAGES, help="the daemon's backend (default: local)")
-    backend = parser.parse_args().backend
+    parser.add_argument("--console", action="store_true", help="show the agents in the daemon's console, too")
+    arguments = parser.parse_args()
+    backend = arguments.backend
     started = time.monotonic()
     try:
-        with own_daemon(backend) as address:
+        with own_daemon(backend, policy=CONSOLE_POLICY if arguments.console else "") as address:
             console.print(f"The daemon runs on {address} ({backend} backend).")
-            problems = run_agents(address, IMAGES[backend])
+            with shown() if arguments.console else nullcontext():
+                problems = run_agents(address, IMAGES[backend])
         console.print("The daemon has stopped; no process, socket or directory of it is left.")
     except DaemonFailure as failure:
         problems = [str(failure)]

@@ -8,8 +8,10 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -74,6 +76,24 @@ def own_daemon(backend: str, *, configuration: str = "", policy: str = "") -> It
         else:
             os.environ["EXECUTOR_STATE_DIR"] = before
         shutil.rmtree(root)
+
+
+@contextlib.contextmanager
+def own_console() -> Iterator[str]:
+    """Runs the console of the daemon of this process, and yields its one-time link. Raises DaemonFailure."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        listen = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "executor_server", "console", "--actions", "--listen", listen]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            line = process.stdout.readline()
+            if (found := re.search(r"http://\S+", line)) is None:
+                raise DaemonFailure("the console did not start")
+            yield found[0]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(STOP_TIMEOUT_S)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,8 @@ _OPTIONS = [
     ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
     ("grpc.keepalive_time_ms", 30_000),
     ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.min_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", int(RETRY_MAX_S * 1000)),
     # One connection has at most 256 calls at a time; gRPC opens another for more viewers.
     ("grpc.service_config", '{"connectionScaling": {"maxConnectionsPerSubchannel": 8}}'),
@@ -76,9 +78,13 @@ class Admin:
     Raises DaemonError.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, token: str | None) -> None:
+    def __init__(self, channel: grpc.aio.Channel, token: Callable[[], str]) -> None:
+        """`token` is called for each call: the file may come later, and change. It may raise DaemonError."""
         self._stub: Any = admin_grpc.AdminServiceStub(channel)
-        self._metadata = (("authorization", f"Bearer {token}"),) if token is not None else ()
+        self._token = token
+
+    def _metadata(self) -> tuple[tuple[str, str]]:
+        return (("authorization", f"Bearer {self._token()}"),)
 
     def __getattr__(self, method: str) -> Any:
         call = getattr(self._stub, method)
@@ -88,12 +94,12 @@ class Admin:
 
     async def _unary(self, call: Any, request: Any, time_s: float) -> Any:
         try:
-            return await call(request, metadata=self._metadata, timeout=time_s)
+            return await call(request, metadata=self._metadata(), timeout=time_s)
         except grpc.aio.AioRpcError as error:
             raise _translated(error) from error
 
     async def _stream(self, call: Any, request: Any) -> AsyncIterator[Any]:
-        messages = call(request, metadata=self._metadata)
+        messages = call(request, metadata=self._metadata())
         try:
             async for message in messages:
                 yield message
@@ -145,7 +151,7 @@ class Sample:
 class Daemon:
     """What is known of the daemon. Use as an async context manager, which runs the watches."""
 
-    def __init__(self, channel: grpc.aio.Channel, token: str | None, *, approves: bool) -> None:
+    def __init__(self, channel: grpc.aio.Channel, token: Callable[[], str], *, approves: bool) -> None:
         self._channel = channel
         self._approves = approves
         self.admin = Admin(channel, token)

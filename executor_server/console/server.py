@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 import socket
 import ssl
@@ -103,7 +104,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     channel = channel_to(daemon_address, section.daemon_tls_ca, tls=_needs_tls(daemon_address, section))
     try:
-        async with Daemon(channel, _token(section, own, daemon_address), approves=section.actions) as daemon:
+        async with Daemon(channel, lambda: _token(section, own, daemon_address), approves=section.actions) as daemon:
             access = Access(f"{scheme}://{names[-1]}", keep_link)
             console = Console(daemon, actions=section.actions)
             server = _server(section, address, application(console, access, frozenset(names)))
@@ -130,31 +131,38 @@ def _announce(link: str) -> None:
     sys.stdout.flush()
 
 
-def _token(section: ConsoleSection, own: StateDir, daemon: str) -> str | None:
-    """Returns the token of `token_file`, else the state directory's. Raises StateDirError."""
-    if section.token_file is not None:
-        try:
-            return read_token(section.token_file)
-        except FileNotFoundError:
-            raise StateDirError(f"The token file {section.token_file} does not exist (console.token_file).") from None
-    parsed = _parsed(daemon)
-    if isinstance(parsed, TcpAddress) and not parsed.is_loopback:
-        raise StateDirError(f"{daemon} is on another machine: name the file with a token for it (console.token_file).")
+def _token(section: ConsoleSection, own: StateDir, daemon: str) -> str:
+    """Returns the token of `token_file`, else the state directory's. Raises DaemonError."""
+    path = section.token_file or own.token_path
+    if section.token_file is None:
+        address = addresses.parse(daemon)
+        if isinstance(address, TcpAddress) and not address.is_loopback:
+            raise _no_token(f"{daemon} is on another machine. Name the file with a token for it (console.token_file).")
+        if isinstance(address, UnixAddress) and not _is_own(address.path):
+            raise _no_token(f"No daemon of this user listens on {daemon}. Start it with `executor-server serve`.")
     try:
-        return read_token(own.token_path)
+        return read_token(path)
     except FileNotFoundError:
-        raise StateDirError(
-            f"The state directory {own.root} has no token. Start the daemon first, or set console.token_file."
-        ) from None
+        raise _no_token(f"The token file {path} does not exist. Start the daemon, or set console.token_file.") from None
+    except StateDirError as error:
+        raise _no_token(str(error)) from error
+
+
+def _is_own(path: Path) -> bool:
+    """True for a socket of this user or root: another user's must not get the token."""
+    try:
+        return path.stat().st_uid in (os.geteuid(), 0)
+    except OSError:
+        return False
+
+
+def _no_token(text: str) -> DaemonError:
+    return DaemonError("UNAVAILABLE", "", text)
 
 
 def _needs_tls(daemon: str, section: ConsoleSection) -> bool:
-    parsed = _parsed(daemon)
+    parsed = addresses.parse(daemon)
     return section.daemon_tls_ca is not None or (isinstance(parsed, TcpAddress) and not parsed.is_loopback)
-
-
-def _parsed(daemon: str) -> TcpAddress | UnixAddress:
-    return addresses.parse(daemon)
 
 
 def application(console: Console, access: Access, hosts: frozenset[str]) -> ASGIApp:

@@ -133,7 +133,6 @@ class AdminService(admin_grpc.AdminServiceServicer):
         return self._views.inspect(session, with_commands=with_commands)
 
     async def GetStatus(self, request: admin_pb.GetStatusRequest, context: Context) -> admin_pb.GetStatusResponse:
-        self._note("GetStatus")
         return self._status.read()
 
     async def GetSessionNetwork(

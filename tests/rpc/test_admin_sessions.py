@@ -235,7 +235,9 @@ def test_the_state_of_the_daemon_is_described(daemon: Daemon, admin: Admin) -> N
     assert "base" in backend.images
     assert status.policy.version == "7"
     assert status.audit.is_configured
-    assert records(daemon.state_dir / "audit")[status.audit.last_seq - 1]["method"] == "GetStatus"
+    audit = records(daemon.state_dir / "audit")
+    assert len(audit) >= status.audit.last_seq > 0
+    assert "GetStatus" not in {each.get("method") for each in audit}
 
 
 def test_watchers_that_came_before_a_restart_learn_what_ended_then(daemon: Daemon) -> None:

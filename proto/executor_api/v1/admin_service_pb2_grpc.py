@@ -29,7 +29,7 @@ class AdminServiceStub(object):
     """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
     make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
     FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
-    Each call is audited.
+    Each call but GetStatus, which a console repeats, is audited.
     """
 
     def __init__(self, channel):
@@ -149,7 +149,7 @@ class AdminServiceServicer(object):
     """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
     make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
     FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
-    Each call is audited.
+    Each call but GetStatus, which a console repeats, is audited.
     """
 
     def ListAllSessions(self, request, context):
@@ -433,7 +433,7 @@ class AdminService(object):
     """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
     make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
     FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
-    Each call is audited.
+    Each call but GetStatus, which a console repeats, is audited.
     """
 
     @staticmethod

@@ -66,6 +66,7 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
 
     def __init__(self, log: AuditLog, clock: Callable[[], float] = time.monotonic) -> None:
         self._log = log
+        self._policy = ""  # the fingerprint of the policy in force
         self._refused = RefusalWindow(REFUSALS_IN_FULL, clock, self._refusals_counted)
         # Counted as those of one tenant, since theirs is unknown.
         self._unknown_callers = RefusalWindow(1, clock, self._unknown_callers_counted)
@@ -170,6 +171,7 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
     # -- the daemon ------------------------------------------------------------------------------------------------
 
     def daemon_started(self, *, version: str, backend: str, policy: str, policy_version: str) -> None:
+        self._policy = policy
         fields = {"version": version, "backend": backend, "policy": policy, "policy_version": policy_version}
         self._log.write(AuditKind.DAEMON_STARTED, fields)
 
@@ -178,6 +180,7 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
         self._log.write(AuditKind.DAEMON_STOPPED, {})
 
     def policy_changed(self, before: Policy, now: Policy) -> None:
+        self._policy = now.fingerprint
         fields = {"before": before.fingerprint, "policy": now.fingerprint, "policy_version": now.version}
         self._log.write(AuditKind.POLICY_RELOADED, fields)
 
@@ -210,6 +213,7 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
             "message": clipped(error.message, _MESSAGE_CHARS),
         }
         if isinstance(error, PolicyViolation):
+            fields["policy"] = self._policy
             fields["violations"] = [
                 {
                     "field": clipped(each.field, SHORT_CHARS),

@@ -128,8 +128,10 @@ async def test_limits_files_and_guests_that_misbehave_are_written_down(trail: Au
 async def test_a_refusal_says_what_was_asked_and_which_rule_refused_it(trail: AuditTrail, tmp_path: Path) -> None:
     rule = "profiles.data.limits.max.memory_bytes"
     error = PolicyViolation((Violation("limits.memory_bytes", ViolationKind.ABOVE_CEILING, "9", "at most 5", rule),))
+    trail.daemon_started(version="1", backend="local", policy="f", policy_version="7")
     trail.request_refused(PRINCIPAL, "CreateSession", error)
-    (record,) = said(tmp_path)
+    _, record = said(tmp_path)
+    assert record["policy"] == "f"
     assert record["violations"] == [
         {
             "field": "limits.memory_bytes",

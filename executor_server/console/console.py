@@ -29,7 +29,16 @@ STREAMS_MAX = 256
 """Streams of changes at a time; each open page has one."""
 KEEPALIVE_S = 15.0
 """Seconds without a change until a comment is sent, so that a reader that has left is noticed."""
-NAVIGATION = (("/", "Overview"), ("/sessions", "Sessions"))
+NAVIGATION = (
+    ("/", "Overview"),
+    ("/sessions", "Sessions"),
+    ("/approvals", "Approvals"),
+    ("/refusals", "Refusals"),
+    ("/environments", "Environments"),
+    ("/fleet", "Fleet"),
+    ("/audit", "Audit"),
+    ("/policy", "Policy"),
+)
 """The pages that every page leads to."""
 
 _STATUSES = {

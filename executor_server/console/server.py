@@ -21,7 +21,18 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
-from executor_server.console import overview, session, sessions
+from executor_server.console import (
+    actions,
+    approvals,
+    audit,
+    environments,
+    fleet,
+    overview,
+    policy,
+    refusals,
+    session,
+    sessions,
+)
 from executor_server.console.access import SIGN_IN_PATH, STATIC_PATH, Access, Guard
 from executor_server.console.console import Console
 from executor_server.console.daemon import Daemon, DaemonError, channel_to
@@ -36,7 +47,7 @@ from executor_server.core.config import (
     read_token,
 )
 
-PAGES = (overview, session, sessions)
+PAGES = (overview, sessions, session, approvals, refusals, environments, fleet, audit, policy, actions)
 CONNECTIONS_MAX = 1024
 STOP_GRACE_S = 2.0
 """Seconds for requests to end when the console stops. Streams end at once."""

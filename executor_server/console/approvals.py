@@ -1,0 +1,149 @@
+"""Requests that wait for a person: each with the code that made it, the rule, and what a decision changes."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+from typing import Any
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_server.console.console import Console
+from executor_server.console.daemon import DaemonError
+from executor_server.console.highlight import highlight
+from executor_server.console.policy_change import policy_change
+
+DECISIONS = {
+    "once": (admin_pb.APPROVAL_DECISION_ONCE, "Approved once"),
+    "session": (admin_pb.APPROVAL_DECISION_SESSION, "Approved for the session"),
+    "deny": (admin_pb.APPROVAL_DECISION_DENIED, "Denied"),
+}
+_KINDS = {
+    admin_pb.APPROVAL_KIND_HOST: "connect to",
+    admin_pb.APPROVAL_KIND_PACKAGE: "install",
+    admin_pb.APPROVAL_KIND_TOOL: "call the tool",
+    admin_pb.APPROVAL_KIND_IMPORT: "import",
+}
+_OFF = "This console only shows. Start it with --actions to let it decide."
+
+
+def routes(console: Console) -> list[BaseRoute]:
+    daemon = console.daemon
+
+    async def approvals(request: Request) -> Response:
+        return console.page(request, "approvals.html", events="/approvals/events", **_listed(console))
+
+    async def approvals_events(request: Request) -> Response:
+        return console.events(request, changes())
+
+    async def changes() -> AsyncGenerator[tuple[str, str], None]:
+        seen = -1
+        while True:
+            seen = await daemon.approvals_changes.after(seen)
+            yield "approvals", console.fragment("approvals_list.html", **_listed(console))
+
+    async def approval(request: Request) -> Response:
+        found = _waiting(request.path_params["approval_id"])
+        code, missing = await _code(found)
+        return console.page(
+            request,
+            "approval.html",
+            events=f"/approvals/{found.approval_id}/events",
+            approval=found,
+            spelled=_spelled(found),
+            verb=_verb(found),
+            code=highlight(code),
+            missing=missing,
+            change=policy_change(found, await _policy()),
+        )
+
+    async def approval_events(request: Request) -> Response:
+        return console.events(request, end(request.path_params["approval_id"]))
+
+    async def end(approval_id: str) -> AsyncGenerator[tuple[str, str], None]:
+        """Says when a request no longer waits."""
+        seen = -1
+        while any(each.approval_id == approval_id for each in daemon.approvals):
+            seen = await daemon.approvals_changes.after(seen)
+        yield "decided", console.fragment("approval_gone.html")
+
+    async def decide(request: Request) -> Response:
+        if not console.actions:
+            raise HTTPException(403, _OFF)
+        chosen = DECISIONS.get(str(request.state.form.get("decision", "")))
+        if chosen is None:
+            raise HTTPException(400, "A decision is once, session or deny.")
+        decision, title = chosen
+        approval_id = request.path_params["approval_id"]
+        found = next((each for each in daemon.approvals if each.approval_id == approval_id), None)
+        await daemon.admin.DecideApproval(admin_pb.DecideApprovalRequest(approval_id=approval_id, decision=decision))
+        said = [] if found is None else [f"Session {found.session_id or 'to be made'}: {_verb(found)} {found.what}"]
+        return console.page(request, "action_done.html", title=title, said=said, back="/approvals")
+
+    def _waiting(approval_id: str) -> admin_pb.Approval:
+        for each in daemon.approvals:
+            if each.approval_id == approval_id:
+                return each
+        raise HTTPException(404, "No request with this id waits: it may have been decided, withdrawn, or timed out.")
+
+    async def _code(approval: admin_pb.Approval) -> tuple[str, str]:
+        """Returns the code that made a request, or why it is not shown."""
+        if not approval.execution_id:
+            return "", "No code made it: the client asks for it before the session runs any."
+        request = admin_pb.FollowExecutionRequest(session_id=approval.session_id, execution_id=approval.execution_id)
+        try:
+            async with aclosing(daemon.admin.FollowExecution(request)) as messages:
+                async for message in messages:  # the first one has the code
+                    return message.execution.code, 'It is shown if the profile has audit.view = "content".'
+        except DaemonError as error:
+            return "", error.message
+        return "", "The daemon did not send it."
+
+    async def _policy() -> str:
+        """Returns the text of the policy; empty if this console's token may not read it."""
+        try:
+            return str((await daemon.admin.ShowPolicy(admin_pb.ShowPolicyRequest())).content)
+        except DaemonError:
+            return ""
+
+    return [
+        Route("/approvals", approvals),
+        Route("/approvals/events", approvals_events),
+        Route("/approvals/{approval_id}", approval),
+        Route("/approvals/{approval_id}", decide, methods=["POST"]),
+        Route("/approvals/{approval_id}/events", approval_events),
+    ]
+
+
+def _listed(console: Console) -> dict[str, Any]:
+    daemon = console.daemon
+    error = daemon.errors.get("approvals")
+    return {
+        "approvals": [(each, _verb(each)) for each in daemon.approvals],
+        "problem": "" if error is None else error.message,
+        "waiting": daemon.status.approvals if daemon.status is not None else 0,
+    }
+
+
+def _verb(approval: admin_pb.Approval) -> str:
+    return _KINDS.get(approval.kind, "use")
+
+
+def _spelled(approval: admin_pb.Approval) -> str:
+    """Returns a host in punycode with the letters that it stands for, as escapes; else nothing."""
+    if approval.kind != admin_pb.APPROVAL_KIND_HOST or "xn--" not in approval.what.lower():
+        return ""
+    return ".".join(map(_letters, approval.what.split(".")))
+
+
+def _letters(label: str) -> str:
+    name, colon, port = label.partition(":")
+    try:
+        letters = name[4:].encode("ascii").decode("punycode") if name.lower().startswith("xn--") else name
+    except (UnicodeError, ValueError, OverflowError):
+        return label
+    return letters.encode("unicode_escape").decode("ascii") + colon + port

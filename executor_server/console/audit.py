@@ -1,0 +1,44 @@
+"""The audit log: searched, page by page, with the state of its chain."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_server.console.audit_log import fields_of, found, search_of
+from executor_server.console.console import Console
+
+RECORDS_OF_PAGE = 100
+_SHOWN_APART = {"seq", "prev", "hash", "time", "kind", "tenant", "principal", "session", "execution"}
+
+
+def routes(console: Console) -> list[BaseRoute]:
+    async def audit(request: Request) -> Response:
+        search = search_of(request.query_params)
+        page = await found(console.daemon, search, RECORDS_OF_PAGE)
+        return console.page(
+            request,
+            "audit.html",
+            search=search,
+            rows=[_row(record) for record in reversed(page.records)],
+            older=search.link("/audit", page.continue_before_seq) if page.continue_before_seq else "",
+            newest=search.link("/audit") if search.before_seq else "",
+            log=None if console.daemon.status is None else console.daemon.status.audit,
+        )
+
+    return [Route("/audit", audit)]
+
+
+def _row(record: admin_pb.AuditRecord) -> dict[str, Any]:
+    fields = fields_of(record)
+    return {
+        "seq": record.seq,
+        "is_sound": record.is_sound,
+        "more": {name: value for name, value in fields.items() if name not in _SHOWN_APART},
+        "whole": "" if fields else record.json,
+        **{name: fields.get(name, "") for name in ("time", "kind", "tenant", "principal", "session", "execution")},
+    }

@@ -1,0 +1,83 @@
+"""Reading the audit log through the daemon."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import urlencode
+
+from starlette.exceptions import HTTPException
+
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_server.console.daemon import Daemon
+
+KINDS_MAX = 64
+TEXT_CHARS_MAX = 256
+
+
+@dataclass(frozen=True)
+class Search:
+    """What a page of the log is searched for; empty: everything."""
+
+    tenant: str = ""
+    session_id: str = ""
+    kinds: str = ""
+    """Separated by commas or spaces."""
+    text: str = ""
+    before_seq: int = 0
+    """0: from the newest on."""
+
+    def link(self, path: str, before_seq: int = 0) -> str:
+        asked = {"tenant": self.tenant, "session": self.session_id, "kinds": self.kinds, "text": self.text}
+        query = {name: value for name, value in (*asked.items(), ("before", before_seq)) if value}
+        return f"{path}?{urlencode(query)}" if query else path
+
+
+@dataclass(frozen=True)
+class Found:
+    """Records of the log, the oldest first, and the one from which older ones follow (0: there are none)."""
+
+    records: list[admin_pb.AuditRecord] = field(default_factory=list)
+    continue_before_seq: int = 0
+
+
+def search_of(query: Mapping[str, str]) -> Search:
+    """Reads the query of a page. Raises HTTPException."""
+    before = query.get("before", "")
+    if before and not (before.isascii() and before.isdigit() and len(before) < 20):
+        raise HTTPException(400, "`before` is the number of a record.")
+    text = query.get("text", "")
+    if len(text) > TEXT_CHARS_MAX:
+        raise HTTPException(400, f"A text to search for has at most {TEXT_CHARS_MAX} characters.")
+    return Search(
+        query.get("tenant", ""), query.get("session", ""), query.get("kinds", ""), text, int(before) if before else 0
+    )
+
+
+async def found(daemon: Daemon, search: Search, max_records: int) -> Found:
+    """Reads the newest records that match. Raises DaemonError."""
+    records: list[admin_pb.AuditRecord] = []
+    request = admin_pb.TailAuditRequest(
+        tenant=search.tenant,
+        session_id=search.session_id,
+        kinds=search.kinds.replace(",", " ").split()[:KINDS_MAX],
+        text=search.text,
+        before_seq=search.before_seq,
+        max_records=max_records,
+    )
+    async for message in daemon.admin.TailAudit(request):
+        records += message.records
+        if message.complete:
+            return Found(records, message.continue_before_seq)
+    return Found(records)
+
+
+def fields_of(record: admin_pb.AuditRecord) -> dict[str, Any]:
+    """Returns the fields of a record; none if it is damaged."""
+    try:
+        fields = json.loads(record.json)
+    except (ValueError, RecursionError):
+        return {}
+    return fields if isinstance(fields, dict) else {}

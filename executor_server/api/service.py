@@ -25,7 +25,7 @@ from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.port_forwarding import forward_port
 from executor_server.api.upload import Upload
-from executor_server.core import BlobChunk, FileInfo, Reason, ResourceExhausted
+from executor_server.core import BlobChunk, FileInfo, NotFound, Principal, Reason, ResourceExhausted
 from executor_server.policy import Policy, check_tools
 from executor_server.policy.approvals import Approvals
 from executor_server.sessions import Session, SessionManager, SessionRequest, StateArchives
@@ -46,13 +46,18 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         approvals: Approvals,
         *,
         in_fleet: bool = False,
+        why_ended: Callable[[Principal, str], str] = lambda _principal, _session_id: "",
     ) -> None:
-        """`policy` returns the policy in force. `in_fleet`: a front has checked node labels and approvals already."""
+        """`policy` returns the policy in force. `in_fleet`: a front has checked node labels and approvals already.
+
+        `why_ended` returns the reason why a session of this caller has ended; empty if that is not known.
+        """
         self._policy = policy
         self._sessions = sessions
         self._states = states
         self._asking = Asking(approvals, is_node=in_fleet)
         self._in_fleet = in_fleet
+        self._why_ended = why_ended
 
     # -- sessions
 
@@ -385,7 +390,13 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     # -- sessions and executions by id
 
     def _session(self, session_id: str) -> Session:
-        session = self._sessions.get(current_principal.get(), checks.identifier(session_id, "session_id"))
+        principal = current_principal.get()
+        try:
+            session = self._sessions.get(principal, checks.identifier(session_id, "session_id"))
+        except NotFound as error:
+            if not (reason := self._why_ended(principal, session_id)):
+                raise
+            raise NotFound(error.reason, f"the session {session_id!r} has ended: {reason}") from None
         structlog.contextvars.bind_contextvars(session_id=session_id)
         return session
 

@@ -141,6 +141,11 @@ class SessionViews(Observer):
         self._forget_ended()
         return self._ended.get(session_id)
 
+    def why_ended(self, owner: Principal, session_id: str) -> str:
+        """Returns why a session of this tenant has ended; empty if that is not known."""
+        view = self.ended(session_id)
+        return view.end_reason if view is not None and view.owned.tenant == owner.tenant else ""
+
     # -- watchers ----------------------------------------------------------------------------------------------------
 
     async def watch(self, principal: Principal, tenant: str) -> AsyncGenerator[admin_pb.WatchSessionsResponse]:

@@ -17,6 +17,7 @@ from google.protobuf.message import Message
 from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
+from executor_client import SessionGone
 from executor_server.api.ended_sessions import KEPT_S, MAX_ENDED, EndedSessions
 from tests.chaos.observe import only_sandbox
 from tests.support.audit import records
@@ -124,6 +125,8 @@ def test_a_session_is_watched_from_its_creation_past_its_end(daemon: Daemon, adm
         assert (ended.use.executions, ended.last_outcome) == (2, types_pb2.OUTCOME_EXCEPTION)
     with admin.watching() as later:
         assert later.views[session.session_id] == ended == admin.inspect(session.session_id).session
+    with daemon.client() as client, pytest.raises(SessionGone, match="has ended: the session was deleted"):
+        client.get_session(session.session_id)
 
 
 def test_a_change_is_sent_within_300_ms(daemon: Daemon, admin: Admin) -> None:

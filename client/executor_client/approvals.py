@@ -42,6 +42,9 @@ class Approval(ShortRepr):
     kind: ApprovalKind
     what: str
     """A host with its port, a requirement, the name of a tool, or a pattern of imports."""
+    detail: str
+    """The arguments of a tool, shortened: `"a.txt", mode="w"`. A `...` or `<kind>` outside of quotes stands for what is
+    left out. Empty for other kinds."""
     rule: str
     """The deciding key of the policy, such as "profiles.data.network.ask"."""
     tenant: str
@@ -87,7 +90,8 @@ class Approval(ShortRepr):
     def __str__(self) -> str:
         """One line: "host pypi.org:443 (profiles.data.network.ask), session 3f2a, 118 s left"."""
         session = f"session {self.session_id}" if self.session_id else "a new session"
-        return f"{self.kind.value} {self.shown} ({self.rule}), {session}, {self.left_s:.0f} s left"
+        call = f"({self.detail})" if self.kind is ApprovalKind.TOOL else ""
+        return f"{self.kind.value} {self.shown}{call} ({self.rule}), {session}, {self.left_s:.0f} s left"
 
 
 OnApproval = Callable[[Approval], ApprovalDecision | Awaitable[ApprovalDecision]]

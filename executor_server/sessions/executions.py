@@ -15,6 +15,7 @@ from dataclasses import replace
 
 import structlog
 
+from executor_api.values.outline import OUTLINE_OF_UNKNOWN, outline_call
 from executor_server.backends.channel import GuestChannel
 from executor_server.core import (
     BlobRef,
@@ -262,6 +263,7 @@ class Executions:
                 wanted,
                 spec.approval_wait_s,
                 call_id=call.call_id,
+                detail=outline_call(call.arguments) if isinstance(call.arguments, bytes) else OUTLINE_OF_UNKNOWN,
                 patient=patient,
             )
         if not self.journal.is_held(execution_id, call.call_id):

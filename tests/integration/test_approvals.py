@@ -113,8 +113,8 @@ def test_a_tool_is_called_when_its_approver_says_so_and_each_step_is_recorded(
         with anna.watching() as lists:
             run: Future[Any] = pool.submit(session.execute, TRIES)
             waiting = first_of(lists)
-            assert (waiting.tenant, waiting.session_id, waiting.kind, waiting.what, waiting.rule) == (
-                *("a", session.session_id, pb.APPROVAL_KIND_TOOL, "delete_file"),
+            assert (waiting.tenant, waiting.session_id, waiting.kind, waiting.what, waiting.detail, waiting.rule) == (
+                *("a", session.session_id, pb.APPROVAL_KIND_TOOL, "delete_file", "1"),
                 "profiles.asks.tools.ask",
             )
             assert not deleted

@@ -80,7 +80,9 @@ def test_requests_of_nodes_and_for_sessions_wait_at_the_front(front: FrontProces
                 asking.create_session(authorized_imports=["asyncio.events"])
             with asking.create_session(authorized_imports=["asyncio.events"]) as allowed:
                 assert allowed.execute("import asyncio.events").error is None
-        assert [(each.what, each.rule) for each in seen[:2]] == [("delete_file", "profiles.asks.tools.ask")] * 2
+        assert [(each.what, each.detail, each.rule) for each in seen[:2]] == [
+            ("delete_file", "1", "profiles.asks.tools.ask")
+        ] * 2
         assert [each.what for each in seen[2:]] == ["asyncio.events"] * 2
         session.close()
     assert decided(front, session.info.node) == [

@@ -6,7 +6,12 @@ import time
 from datetime import UTC, datetime
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_client._core.limits import APPROVAL_TEXT_CHARS_MAX, APPROVAL_WAIT_MAX_S, APPROVALS_MAX
+from executor_client._core.limits import (
+    APPROVAL_DETAIL_CHARS_MAX,
+    APPROVAL_TEXT_CHARS_MAX,
+    APPROVAL_WAIT_MAX_S,
+    APPROVALS_MAX,
+)
 from executor_client.approvals import DECISIONS, Approval, ApprovalKind
 from executor_client.errors import InvalidRequest
 
@@ -63,6 +68,7 @@ def _from_wire(wire: admin_pb.Approval) -> Approval:
         approval_id=_printable(wire.approval_id),
         kind=_KINDS.get(wire.kind, ApprovalKind.OTHER),
         what=_printable(wire.what),
+        detail=_printable(wire.detail, APPROVAL_DETAIL_CHARS_MAX),
         rule=_printable(wire.rule),
         tenant=_printable(wire.tenant),
         session_id=_printable(wire.session_id),
@@ -74,7 +80,7 @@ def _from_wire(wire: admin_pb.Approval) -> Approval:
     )
 
 
-def _printable(text: str) -> str:
+def _printable(text: str, most: int = APPROVAL_TEXT_CHARS_MAX) -> str:
     """Escapes all but printable ASCII. The daemon does so, too; an older or a false one may not."""
-    ascii_text = text[:APPROVAL_TEXT_CHARS_MAX].encode("ascii", "backslashreplace").decode()
+    ascii_text = text[:most].encode("ascii", "backslashreplace").decode()
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in ascii_text)

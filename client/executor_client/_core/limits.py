@@ -79,6 +79,7 @@ APPROVAL_WAIT_MAX_S = 3_700.0
 APPROVALS_MAX = 1_024
 """Waiting requests of one list."""
 APPROVAL_TEXT_CHARS_MAX = 512
+APPROVAL_DETAIL_CHARS_MAX = 1_024
 APPROVALS_CONNECT_S = 5.0
 """Seconds that the first session waits until the client is connected as an approver."""
 APPROVALS_STREAM_S = 86_400.0

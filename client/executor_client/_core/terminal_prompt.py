@@ -63,10 +63,13 @@ def ask_in_terminal(approval: Approval) -> ApprovalDecision:
 
 
 def _ask(terminal: int, approval: Approval) -> ApprovalDecision:
-    session = f"session {approval.session_id[:8]}" if approval.session_id else "a new session"
+    # The id of a fleet's session begins with the name of its node.
+    session_id = approval.session_id if "-" in approval.session_id else approval.session_id[:8]
+    session = f"session {session_id}" if session_id else "a new session"
+    call = f"({approval.detail})" if approval.kind is ApprovalKind.TOOL else ""
     _write(
         terminal,
-        f"\n[approval] {session} of {approval.tenant} asks to {_WANTED[approval.kind]}: {approval.shown}\n"
+        f"\n[approval] {session} of {approval.tenant} asks to {_WANTED[approval.kind]}: {approval.shown}{call}\n"
         f"  rule: {approval.rule}; denied in {approval.left_s:.0f} s without an answer\n",
     )
     _drop_typed(terminal)

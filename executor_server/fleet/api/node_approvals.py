@@ -16,6 +16,7 @@ from typing import Any, cast
 import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.values.outline import OUTLINE_CHARS_MAX
 from executor_server.api import checks
 from executor_server.api.errors import PassedOn
 from executor_server.core import ExecutorError
@@ -129,14 +130,15 @@ def _approval(wire: admin_pb.Approval, tenant: str) -> Approval:
         request_id="",
         execution_id=checks.identifier(wire.execution_id, "approvals.execution_id") if wire.execution_id else "",
         kind=_KINDS[wire.kind],
-        what=_text(wire.what, "approvals.what"),
-        rule=_text(wire.rule, "approvals.rule"),
+        what=_text(wire.what, MAX_WHAT_CHARS, "approvals.what"),
+        detail=_text(wire.detail, OUTLINE_CHARS_MAX, "approvals.detail"),
+        rule=_text(wire.rule, MAX_WHAT_CHARS, "approvals.rule"),
         create_time_s=0.0,
         wait_s=wire.wait_s,
     )
 
 
-def _text(text: str, field: str) -> str:
-    if len(text) > MAX_WHAT_CHARS or not (text.isascii() and text.isprintable()):
-        raise checks.invalid(field, f"must be at most {MAX_WHAT_CHARS} printable ASCII characters")
+def _text(text: str, most: int, field: str) -> str:
+    if len(text) > most or not (text.isascii() and text.isprintable()):
+        raise checks.invalid(field, f"must be at most {most} printable ASCII characters")
     return text

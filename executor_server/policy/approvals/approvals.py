@@ -62,6 +62,7 @@ class Approval:
     execution_id: str  # empty when no execution caused it
     kind: ApprovalKind
     what: str  # a host and its port, a requirement, the name of a tool, a pattern of imports; printable ASCII
+    detail: str  # the arguments of a tool, shortened; printable ASCII
     rule: str  # path of the deciding key in the policy file
     create_time_s: float  # since the epoch
     wait_s: float  # until it is denied
@@ -169,15 +170,16 @@ class Approvals:
         wait_s: float,
         *,
         call_id: str = "",
+        detail: str = "",
         patient: bool = False,
     ) -> Ruling:
         """Waits until a request of a session is decided. When all its callers are cancelled, it is withdrawn.
 
-        `call_id` sets this request apart from equal ones: it is decided by itself. `patient`: also waits if nobody who
-        may decide is connected yet.
+        `detail`: printable ASCII for the person who decides. `call_id` sets this request apart from equal ones: it is
+        decided by itself. `patient`: also waits if nobody who may decide is connected yet.
         """
         scope = (tenant, session_id, "")
-        found = self._entered(scope, execution_id, wanted, wait_s, call_id=call_id, patient=patient)
+        found = self._entered(scope, execution_id, wanted, wait_s, call_id=call_id, detail=detail, patient=patient)
         return await self._decided(found, "the request was withdrawn")
 
     async def relay(self, approval: Approval, *, patient: bool) -> Ruling:
@@ -253,6 +255,7 @@ class Approvals:
         wait_s: float,
         *,
         call_id: str = "",
+        detail: str = "",
         patient: bool = False,
     ) -> _Request | Ruling:
         """Returns the request, which may be known already; or a ruling when it need not wait, or can't."""
@@ -271,6 +274,7 @@ class Approvals:
             execution_id=execution_id,
             kind=wanted.kind,
             what=shown[:MAX_WHAT_CHARS],
+            detail=detail,
             rule=wanted.rule,
             create_time_s=self._now(),
             wait_s=wait_s,

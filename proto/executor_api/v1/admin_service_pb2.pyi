@@ -357,7 +357,7 @@ class WatchApprovalsRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class Approval(_message.Message):
-    __slots__ = ("approval_id", "tenant", "session_id", "request_id", "execution_id", "kind", "what", "rule", "create_time", "wait_s")
+    __slots__ = ("approval_id", "tenant", "session_id", "request_id", "execution_id", "kind", "what", "rule", "create_time", "wait_s", "detail")
     APPROVAL_ID_FIELD_NUMBER: _ClassVar[int]
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -368,6 +368,7 @@ class Approval(_message.Message):
     RULE_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
     WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    DETAIL_FIELD_NUMBER: _ClassVar[int]
     approval_id: str
     tenant: str
     session_id: str
@@ -378,7 +379,8 @@ class Approval(_message.Message):
     rule: str
     create_time: _timestamp_pb2.Timestamp
     wait_s: float
-    def __init__(self, approval_id: _Optional[str] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., kind: _Optional[_Union[ApprovalKind, str]] = ..., what: _Optional[str] = ..., rule: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., wait_s: _Optional[float] = ...) -> None: ...
+    detail: str
+    def __init__(self, approval_id: _Optional[str] = ..., tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., request_id: _Optional[str] = ..., execution_id: _Optional[str] = ..., kind: _Optional[_Union[ApprovalKind, str]] = ..., what: _Optional[str] = ..., rule: _Optional[str] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., wait_s: _Optional[float] = ..., detail: _Optional[str] = ...) -> None: ...
 
 class WatchApprovalsResponse(_message.Message):
     __slots__ = ("approvals",)

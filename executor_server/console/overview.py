@@ -96,7 +96,7 @@ def routes(console: Console) -> list[BaseRoute]:
         return console.page(
             request,
             "overview.html",
-            events="/overview/events",
+            events="/events/overview",
             state=console.fragment("overview_state.html", **await _state(console)),
             newest=console.fragment("overview_newest.html", **_newest(console)),
         )
@@ -118,7 +118,7 @@ def routes(console: Console) -> list[BaseRoute]:
                 shown = html
                 yield "newest", html
 
-    return [Route("/", overview), Route("/overview/events", events)]
+    return [Route("/", overview), Route("/events/overview", events)]
 
 
 def _newest(console: Console) -> dict[str, Any]:

@@ -137,7 +137,7 @@ def routes(console: Console) -> list[BaseRoute]:
         return console.page(
             request,
             "sessions.html",
-            events=f"/sessions/events?{chosen.query}",
+            events=f"/events/sessions?{chosen.query}",
             chosen=chosen,
             states=STATES,
             tenants=sorted({view.owned.tenant for view in known})[:SUGGESTIONS_MAX],
@@ -156,4 +156,4 @@ def routes(console: Console) -> list[BaseRoute]:
                 shown = table
                 yield "sessions", table
 
-    return [Route("/sessions", sessions), Route("/sessions/events", events)]
+    return [Route("/sessions", sessions), Route("/events/sessions", events)]

@@ -78,7 +78,7 @@ def test_texts_of_a_client_stay_texts(browser: Browser, client: ExecutorClient) 
 
 
 def test_changes_come_by_the_stream(browser: Browser, client: ExecutorClient) -> None:
-    with browser.events("/sessions/events?state=running") as changes, client.create_session() as session:
+    with browser.events("/events/sessions?state=running") as changes, client.create_session() as session:
         assert any(name == "sessions" and session.session_id in html for name, html in changes)
         session.close()
         assert any(name == "sessions" and session.session_id not in html for name, html in changes)

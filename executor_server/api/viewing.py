@@ -51,11 +51,14 @@ async def follow_execution(
     if has_content:
         await session.executions.admit_view(current_principal.get(), execution_id)
     execution: Execution | None = _known(session, execution_id)
-    is_first = True
+    is_first, answered = True, 0
     while execution is not None:
         missed, events = execution.part_after(after, MAX_EVENTS, MAX_BYTES)
+        waits, answered = execution.waits_after(answered), execution.waits_count
         message = admin_pb.FollowExecutionResponse(
-            missed_events=missed, events=[_event_to(each, has_content=has_content) for each in events]
+            missed_events=missed,
+            events=[_event_to(each, has_content=has_content) for each in events],
+            answers=[admin_pb.AnsweredCall(call_id=call_id, wait_s=wait_s) for call_id, wait_s in waits],
         )
         if is_first:
             code = execution.code.decode(errors="replace") if has_content else ""
@@ -64,7 +67,7 @@ async def follow_execution(
         after += missed + len(events)
         is_done = execution.done and after == execution.last_number
         del execution, events  # they may be dropped from memory while this waits
-        if is_first or message.events:
+        if is_first or message.events or message.answers:
             yield message
         is_first = False
         if is_done:

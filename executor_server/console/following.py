@@ -20,7 +20,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.terminal import last_states
 from executor_client.replays.timeline import FrameKind, Timeline, enum_text
-from executor_server.console import panel
+from executor_server.console import formats, panel
 from executor_server.console.daemon import Changes, Daemon, DaemonError
 from executor_server.console.feed import STEPS_MAX, Feed, Part, Step
 from executor_server.console.highlight import highlight
@@ -143,6 +143,12 @@ class StepWriter:
             elif kind is not None:
                 await self._take(event, kind)
         self._write_printed()
+        for answer in message.answers:
+            if (call := self._calls.pop(answer.call_id, None)) is not None:
+                self._write_call(call, formats.seconds(answer.wait_s))
+        if self.is_done:
+            for call in self._calls.values():
+                self._write_call(call, "an unknown time")
         self._write_head()
         self._is_live = True
 
@@ -260,18 +266,17 @@ class StepWriter:
         else:
             text = f"{call.name}(…)"
         made = _Call(self._feed.add(self._step, ""), text, self._time())
-        self._feed.replace(made.part, self._call_html(made, is_open=True), self._step)
         self._calls[call.call_id] = made
+        self._write_call(made, "")
 
-    def _call_html(self, call: _Call, *, is_open: bool) -> str:
-        return self._templates("session_call.html", call=call, is_open=is_open)
+    def _write_call(self, call: _Call, took: str) -> None:
+        """Shows a call; `took` is empty while it waits for its answer."""
+        self._feed.replace(call.part, self._templates("session_call.html", call=call, took=took), self._step)
 
     def _end(self, result: pb.ExecutionResult) -> None:
         self._result = result
         self._outcome = enum_text(pb.Outcome, result.outcome, "OUTCOME_")
         self._view.state = admin_pb.EXECUTION_STATE_ENDED
-        for call in self._calls.values():
-            self._feed.replace(call.part, self._call_html(call, is_open=False), self._step)
         end = self._templates(
             "session_step_end.html",
             result=result,

@@ -17,7 +17,7 @@ from executor_server.console.daemon import Admin, DaemonError
 ROWS_MAX = 100
 """Processes, ports, savepoints, connections and refusals that are shown, of each."""
 AGE_STEP_S = 10
-"""Ages are shown in such steps, so that the panel is not sent again for nothing."""
+"""Ages are rounded up to this, so that the panel is not sent again for nothing."""
 
 
 class Templates(Protocol):
@@ -111,7 +111,7 @@ def _of(view: admin_pb.SessionView) -> dict[str, object]:
 def _meters(view: admin_pb.SessionView, network: admin_pb.GetSessionNetworkResponse | None) -> Iterator[Meter]:
     session, use = view.owned.session, view.use
     end_s = view.end_time.seconds if view.HasField("end_time") else int(time.time())
-    age_s = max(0, end_s - session.create_time.seconds) // AGE_STEP_S * AGE_STEP_S
+    age_s = max(0, end_s - session.create_time.seconds) // AGE_STEP_S * AGE_STEP_S + AGE_STEP_S
     limits = session.limits
     yield _meter("Age", age_s, int(limits.session_time_s), formats.seconds)
     yield _meter("Memory, highest", use.peak_memory_bytes, limits.memory_bytes, formats.size)

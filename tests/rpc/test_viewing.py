@@ -108,6 +108,9 @@ def test_a_viewer_sees_as_much_as_the_profile_allows(daemon: Daemon, admin: Admi
         printed, called, ended = (each.event for each in part.events)
         assert printed.log.text == "secret text\n"
         assert b"secret question" in called.tool_call.arguments.packed.inline
+        (answer,) = part.answers
+        assert answer.call_id == called.tool_call.call_id
+        assert 0 < answer.wait_s < 60
         assert "secret line" in ended.result.error.traceback
         assert not any(each.withheld_bytes for each in part.events)
     with daemon.client_of("metadata") as client, client.create_session() as session:

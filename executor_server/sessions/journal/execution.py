@@ -9,8 +9,10 @@ that its end can arrive: events without room are discarded, and the missing byte
 from __future__ import annotations
 
 import sys
+import time
 from collections import deque
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Protocol
 
 from executor_server.core import (
@@ -107,6 +109,10 @@ class Execution(EventLog[Event]):
         self._journal_limit = journal_bytes
         self._open_calls: dict[str, bool] = {}  # call id → answered
         self._answered: deque[str] = deque()
+        self._call_begin_s: dict[str, float] = {}  # of open calls, monotonic
+        self.waits: deque[tuple[str, float]] = deque(maxlen=_MAX_ANSWERED_CALLS)
+        """The last calls that were answered, with the seconds that the program waited; none of an earlier daemon's."""
+        self.waits_count = 0  # those no longer in `waits` included
         self._held = False
         self._cancelled = False
 
@@ -138,6 +144,8 @@ class Execution(EventLog[Event]):
         self._append(Event(self.last_number + 1, kind), max(_content_bytes(kind), frame_bytes))
         if isinstance(kind, ToolCall):
             self._open_calls[kind.call_id] = False
+            if self.start_time_s is not None:
+                self._call_begin_s[kind.call_id] = time.monotonic()
         elif isinstance(kind, Result):
             self._finish()
         self.trim()
@@ -170,6 +178,11 @@ class Execution(EventLog[Event]):
         """Drops all events but the last, unless a reader follows them, and the code."""
         super().drop_read()
         self._drop_code()
+
+    def waits_after(self, count: int) -> list[tuple[str, float]]:
+        """Returns the calls that were answered after the first `count`, as far as they are known."""
+        new = min(self.waits_count - count, len(self.waits))
+        return list(islice(self.waits, len(self.waits) - new, None))
 
     @property
     def waits_for_client(self) -> bool:
@@ -230,6 +243,9 @@ class Execution(EventLog[Event]):
         if self._costs:
             self._add_cost(size_bytes)
         self._open_calls[call_id] = True
+        if (begin_s := self._call_begin_s.pop(call_id, None)) is not None:
+            self.waits.append((call_id, time.monotonic() - begin_s))
+            self.waits_count += 1
         self._answered.append(call_id)
         if len(self._answered) > _MAX_ANSWERED_CALLS:
             del self._open_calls[self._answered.popleft()]

@@ -581,17 +581,27 @@ class FollowedEvent(_message.Message):
     withheld_bytes: int
     def __init__(self, event: _Optional[_Union[_types_pb2.Event, _Mapping]] = ..., withheld_bytes: _Optional[int] = ...) -> None: ...
 
+class AnsweredCall(_message.Message):
+    __slots__ = ("call_id", "wait_s")
+    CALL_ID_FIELD_NUMBER: _ClassVar[int]
+    WAIT_S_FIELD_NUMBER: _ClassVar[int]
+    call_id: str
+    wait_s: float
+    def __init__(self, call_id: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
+
 class FollowExecutionResponse(_message.Message):
-    __slots__ = ("execution", "has_content", "missed_events", "events")
+    __slots__ = ("execution", "has_content", "missed_events", "events", "answers")
     EXECUTION_FIELD_NUMBER: _ClassVar[int]
     HAS_CONTENT_FIELD_NUMBER: _ClassVar[int]
     MISSED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
+    ANSWERS_FIELD_NUMBER: _ClassVar[int]
     execution: ExecutionView
     has_content: bool
     missed_events: int
     events: _containers.RepeatedCompositeFieldContainer[FollowedEvent]
-    def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., has_content: bool = ..., missed_events: _Optional[int] = ..., events: _Optional[_Iterable[_Union[FollowedEvent, _Mapping]]] = ...) -> None: ...
+    answers: _containers.RepeatedCompositeFieldContainer[AnsweredCall]
+    def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., has_content: bool = ..., missed_events: _Optional[int] = ..., events: _Optional[_Iterable[_Union[FollowedEvent, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[AnsweredCall, _Mapping]]] = ...) -> None: ...
 
 class TailAuditRequest(_message.Message):
     __slots__ = ("tenant", "session_id", "kinds", "text", "before_seq", "max_records", "follow")

@@ -74,9 +74,7 @@ class Approval(ShortRepr):
     def shown(self) -> str:
         """`what`, and for a host in punycode also the letters it stands for, as escapes:
         `xn--pple-43d.com:443 (stands for \\u0430pple.com:443)`."""
-        if self.kind is not ApprovalKind.HOST or "xn--" not in self.what.lower():
-            return self.what
-        return f"{self.what} (stands for {'.'.join(map(_spelled, self.what.split('.')))})"
+        return shown_host(self.what) if self.kind is ApprovalKind.HOST else self.what
 
     @property
     def policy_change(self) -> str:
@@ -95,6 +93,13 @@ class Approval(ShortRepr):
 
 
 OnApproval = Callable[[Approval], ApprovalDecision | Awaitable[ApprovalDecision]]
+
+
+def shown_host(host: str) -> str:
+    """A host, and if it is in punycode the letters it stands for, as escapes."""
+    if "xn--" not in host.lower():
+        return host
+    return f"{host} (stands for {'.'.join(map(_spelled, host.split('.')))})"
 
 
 def _spelled(label: str) -> str:

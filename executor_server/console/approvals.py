@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_client.approvals import shown_host
 from executor_server.console.console import Console
 from executor_server.console.daemon import DaemonError
 from executor_server.console.highlight import highlight
@@ -54,7 +55,7 @@ def routes(console: Console) -> list[BaseRoute]:
             "approval.html",
             events=f"/approvals/{found.approval_id}/events",
             approval=found,
-            spelled=_spelled(found),
+            what=_shown(found),
             verb=_verb(found),
             code=highlight(code),
             missing=missing,
@@ -81,7 +82,7 @@ def routes(console: Console) -> list[BaseRoute]:
         approval_id = request.path_params["approval_id"]
         found = next((each for each in daemon.approvals if each.approval_id == approval_id), None)
         await daemon.admin.DecideApproval(admin_pb.DecideApprovalRequest(approval_id=approval_id, decision=decision))
-        said = [] if found is None else [f"Session {found.session_id or 'to be made'}: {_verb(found)} {found.what}"]
+        said = [] if found is None else [f"Session {found.session_id or 'to be made'}: {_verb(found)} {_shown(found)}"]
         return console.page(request, "action_done.html", title=title, said=said, back="/approvals")
 
     def _waiting(approval_id: str) -> admin_pb.Approval:
@@ -123,7 +124,7 @@ def _listed(console: Console) -> dict[str, Any]:
     daemon = console.daemon
     error = daemon.errors.get("approvals")
     return {
-        "approvals": [(each, _verb(each)) for each in daemon.approvals],
+        "approvals": [(each, _verb(each), _shown(each)) for each in daemon.approvals],
         "problem": "" if error is None else error.message,
         "waiting": daemon.status.approvals if daemon.status is not None else 0,
     }
@@ -133,17 +134,6 @@ def _verb(approval: admin_pb.Approval) -> str:
     return _KINDS.get(approval.kind, "use")
 
 
-def _spelled(approval: admin_pb.Approval) -> str:
-    """Returns a host in punycode with the letters that it stands for, as escapes; else nothing."""
-    if approval.kind != admin_pb.APPROVAL_KIND_HOST or "xn--" not in approval.what.lower():
-        return ""
-    return ".".join(map(_letters, approval.what.split(".")))
-
-
-def _letters(label: str) -> str:
-    name, colon, port = label.partition(":")
-    try:
-        letters = name[4:].encode("ascii").decode("punycode") if name.lower().startswith("xn--") else name
-    except (UnicodeError, ValueError, OverflowError):
-        return label
-    return letters.encode("unicode_escape").decode("ascii") + colon + port
+def _shown(approval: admin_pb.Approval) -> str:
+    """Returns what is requested; for a host in punycode also the letters it stands for."""
+    return shown_host(approval.what) if approval.kind == admin_pb.APPROVAL_KIND_HOST else approval.what

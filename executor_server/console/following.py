@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 
 import structlog
 
@@ -431,7 +432,8 @@ class Watch:
 
     async def _follow(self, number: int, view: admin_pb.ExecutionView) -> None:
         """Follows one execution until its result, or until it is no longer kept."""
-        writer = StepWriter(self.feed, self._templates, self._pictures, number, view)
+        templates = partial(self._templates, session_id=self.session_id)
+        writer = StepWriter(self.feed, templates, self._pictures, number, view)
         while not writer.is_done:
             request = admin_pb.FollowExecutionRequest(
                 session_id=self.session_id, execution_id=view.execution_id, after_event=writer.last_event

@@ -86,6 +86,7 @@ def test_a_denial_is_an_error_that_the_program_reads(browser: Browser, session: 
 
 def test_actions_are_confirmed_and_say_what_they_did(browser: Browser, daemon: Daemon, session: Session) -> None:
     end = f"/actions/end?session={session.session_id}"
+    assert end in browser.get(f"/sessions/{session.session_id}")
     page = browser.get(end)
     assert session.session_id in page and "destroyed" in page
     assert session.execute("1 + 1").output == 2
@@ -100,6 +101,8 @@ def test_actions_are_confirmed_and_say_what_they_did(browser: Browser, daemon: D
     stopped: list[int] = []
 
     def stop(_event: object) -> None:
+        cancel = f"/actions/cancel?session={session.session_id}&execution=e1"
+        assert eventually(lambda: cancel in unescape(browser.get(f"/sessions/{session.session_id}")))
         answer = browser.post("/actions/cancel", session=session.session_id, execution="e1")
         stopped.append(answer.status_code)
 

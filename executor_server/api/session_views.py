@@ -180,6 +180,8 @@ class SessionViews(Observer):
             work = 0
             for session in sessions:
                 work += 1
+                if session.closed:  # it ended after the list was made, and must not look lost
+                    continue
                 mark = self._mark_of(session)
                 if self._marks.get(session.session_id) != mark:
                     view = self.view_of(session)

@@ -78,6 +78,7 @@ class Session:
         self.life = SessionLife(record.create_time_s, record.last_used_s, in_use=lambda: self._in_use)
         self.touch = self.life.touch  # postpones the idle end
         self._lost: str | None = None
+        self.closed = False  # by the daemon, which ends it
         self._tasks: set[asyncio.Task[None]] = set()
         # The highest sum of CPU seconds that its guest reported; None until the first report after a restart, since the
         # daemon before has charged a part that this one does not know.
@@ -408,6 +409,7 @@ class Session:
 
     async def close(self, reason: str) -> None:
         """Cancels its executions and closes its files; `destroy` must follow. Idempotent."""
+        self.closed = True
         if self._lost is None:
             self._lost = reason
             self._channel.close()

@@ -36,7 +36,7 @@ def routes(console: Console) -> list[BaseRoute]:
     daemon = console.daemon
 
     async def approvals(request: Request) -> Response:
-        return console.page(request, "approvals.html", events="/approvals/events", **_listed(console))
+        return console.page(request, "approvals.html", events="/events/approvals", **_listed(console))
 
     async def approvals_events(request: Request) -> Response:
         return console.events(request, changes())
@@ -53,7 +53,7 @@ def routes(console: Console) -> list[BaseRoute]:
         return console.page(
             request,
             "approval.html",
-            events=f"/approvals/{found.approval_id}/events",
+            events=f"/events/approvals/{found.approval_id}",
             approval=found,
             what=_shown(found),
             verb=_verb(found),
@@ -113,10 +113,10 @@ def routes(console: Console) -> list[BaseRoute]:
 
     return [
         Route("/approvals", approvals),
-        Route("/approvals/events", approvals_events),
+        Route("/events/approvals", approvals_events),
         Route("/approvals/{approval_id}", approval),
         Route("/approvals/{approval_id}", decide, methods=["POST"]),
-        Route("/approvals/{approval_id}/events", approval_events),
+        Route("/events/approvals/{approval_id}", approval_events),
     ]
 
 
@@ -135,5 +135,7 @@ def _verb(approval: admin_pb.Approval) -> str:
 
 
 def _shown(approval: admin_pb.Approval) -> str:
-    """Returns what is requested; for a host in punycode also the letters it stands for."""
-    return shown_host(approval.what) if approval.kind == admin_pb.APPROVAL_KIND_HOST else approval.what
+    """Returns what is requested: a host in punycode also with the letters it stands for, a tool with its arguments."""
+    if approval.kind == admin_pb.APPROVAL_KIND_HOST:
+        return shown_host(approval.what)
+    return f"{approval.what}({approval.detail})" if approval.kind == admin_pb.APPROVAL_KIND_TOOL else approval.what

@@ -52,7 +52,7 @@ def session(daemon: Daemon) -> Iterator[Session]:
 @contextmanager
 def asking(session: Session, browser: Browser) -> Iterator[tuple[str, Future[ExecutionResult]]]:
     """An execution whose tool call waits for an approval, as the page of this browser shows it: its path."""
-    with ThreadPoolExecutor(1) as pool, browser.events("/approvals/events") as changes:
+    with ThreadPoolExecutor(1) as pool, browser.events("/events/approvals") as changes:
         browser.get("/approvals")
         running = pool.submit(session.execute, CODE)
         for name, html in changes:
@@ -65,9 +65,9 @@ def test_a_waiting_step_goes_on_with_an_approval_for_the_session(browser: Browse
     with asking(session, browser) as (path, running):
         page = unescape(browser.get(path))
         assert CODE in re.sub("<[^>]+>", "", page)
-        assert "profiles.team.tools.ask" in page
+        assert "profiles.team.tools.ask" in page and 'send_report("boss")?' in re.sub("<[^>]+>", "", page)
         assert "[profiles.team.tools]\nallowed = [" in page
-        with browser.events(f"{path}/events") as changes:
+        with browser.events(f"/events{path}") as changes:
             assert browser.post(path, decision="session").status_code == 200
             assert "no longer waits" in next(html for name, html in changes if name == "decided")
         assert running.result().logs == "sent to boss\n"

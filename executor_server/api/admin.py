@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import aclosing
+from functools import partial
 
 import structlog
 
@@ -164,6 +165,16 @@ class AdminService(admin_grpc.AdminServiceServicer):
         async with aclosing(viewing.follow_execution(session, execution_id, request.after_event)) as parts:
             async for part in parts:
                 await context.write(part)
+
+    async def FollowSession(self, request: admin_pb.FollowSessionRequest, context: Context) -> None:
+        session_id = checks.identifier(request.session_id, "session_id")
+        after = request.after_execution_id and checks.identifier(request.after_execution_id, "after_execution_id")
+        self._note("FollowSession", session_id)
+        session = self._visible(session_id)
+        lives = partial(self._sessions.has, session)
+        async with aclosing(viewing.follow_session(session, lives, after)) as messages:
+            async for message in messages:
+                await context.write(message)
 
     async def TailAudit(self, request: admin_pb.TailAuditRequest, context: Context) -> None:
         self._note("TailAudit", request.tenant)

@@ -61,6 +61,7 @@ _READING = (
     "GetSessionNetwork",
     "ListExecutions",
     "FollowExecution",
+    "FollowSession",
     "TailAudit",
     "GetUsage",
     "ExplainPolicy",

@@ -1,9 +1,9 @@
-"""What operators see of executions: the kept ones of a session, and the events of one as they happen.
+"""What operators see of executions: the kept ones of a session, and their events as they happen.
 
 A viewer is no client. It is no reader of the journal, so no event is kept or held back for it, and it doesn't prolong
-the session. It looks at the journal five times a second, however fast events come, and each time takes a bounded part.
-All viewers look at the same moments, so that an execution is disturbed at most five times a second, however many there
-are. Between two looks a viewer holds a number and no events: one that doesn't read costs no memory.
+the session. It looks at the journal five times a second, however fast events come, and each time takes a bounded part,
+with a turn for others after each execution. While a message is sent to a viewer, only its position is kept, so one that
+doesn't read costs no memory.
 
 The profile decides whether contents are seen (`audit.view`). Each call that may show contents is recorded first.
 """
@@ -11,7 +11,8 @@ The profile decides whether contents are seen (`audit.view`). Each call that may
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable, Iterable
+from dataclasses import dataclass
 from typing import Literal
 
 from executor_api.messages import write
@@ -27,14 +28,18 @@ LOOK_INTERVAL_S = 0.2
 MAX_EVENTS = 1024
 """Events in one message."""
 MAX_BYTES = 512 * 1024
-"""Bytes of kept events after which no further one goes into a message."""
+"""Bytes of kept events, and of code, after which nothing more goes into a message."""
+MAX_EXECUTIONS = 8
+"""Executions in one message."""
 
 
 def list_executions(session: Session) -> admin_pb.ListExecutionsResponse:
     """Returns the executions that are kept. Raises Forbidden."""
     _view_of(session)
     journal = session.executions.journal
-    return admin_pb.ListExecutionsResponse(executions=[_execution_to(session, each) for each in journal.executions])
+    return admin_pb.ListExecutionsResponse(
+        executions=[_execution_to(session, each, result=_result_to(each)) for each in journal.executions]
+    )
 
 
 async def follow_execution(
@@ -46,36 +51,125 @@ async def follow_execution(
     with.
     """
     view = _view_of(session)
-    has_content = view == "content"
-    _known(session, execution_id)  # no record of an execution that there isn't
-    if has_content:
+    number = _known(session, execution_id).number  # no record of an execution that there isn't
+    if view == "content":
         await session.executions.admit_view(current_principal.get(), execution_id)
-    execution: Execution | None = _known(session, execution_id)
-    is_first, answered = True, 0
-    while execution is not None:
-        missed, events = execution.part_after(after, MAX_EVENTS, MAX_BYTES)
-        waits, answered = execution.waits_after(answered), execution.waits_count
-        message = admin_pb.FollowExecutionResponse(
-            missed_events=missed,
-            events=[_event_to(each, has_content=has_content) for each in events],
-            answers=[admin_pb.AnsweredCall(call_id=call_id, wait_s=wait_s) for call_id, wait_s in waits],
-        )
-        if is_first:
-            code = execution.code.decode(errors="replace") if has_content else ""
-            message.execution.CopyFrom(_execution_to(session, execution, code))
-            message.has_content = has_content
-        after += missed + len(events)
-        is_done = execution.done and after == execution.last_number
-        del execution, events  # they may be dropped from memory while this waits
-        if is_first or message.events or message.answers:
-            yield message
-        is_first = False
-        if is_done:
+    place = _Place(number, after)
+    execution = _known(session, execution_id)
+    while True:
+        part = _part_to(session, execution, place, has_content=view == "content")
+        del execution  # it may be dropped while this waits for a slow viewer
+        if not _is_empty(part):
+            yield part
+        if place.has_result:
             return
-        await asyncio.sleep(LOOK_INTERVAL_S - asyncio.get_running_loop().time() % LOOK_INTERVAL_S)
-        if _view_of(session) != view:
-            raise Forbidden(Reason.POLICY_VIOLATION, "the policy has changed what may be seen here; follow it again")
+        # Kept until the next look: if the session ends meanwhile, its end is still shown.
         execution = _known(session, execution_id)
+        await asyncio.sleep(LOOK_INTERVAL_S)
+        _require_view(session, view)
+
+
+async def follow_session(
+    session: Session, lives: Callable[[], bool], after_execution_id: str
+) -> AsyncGenerator[admin_pb.FollowSessionResponse]:
+    """Yields executions with their events, one after the other, until the session has ended.
+
+    `lives` returns False when it has. Raises Forbidden, and what admission refuses with.
+    """
+    view, journal = _view_of(session), session.executions.journal
+    if view == "content":
+        await session.executions.admit_view(current_principal.get(), "")
+    after = journal.known(after_execution_id)
+    if after is not None:
+        number = after.number
+    else:  # those that were dropped before the call are not missed
+        number = min((each.number for each in journal.executions), default=1) - 1
+    place = _Place(number, has_result=True)
+    unfinished: Execution | None = None
+    is_complete = False
+    while True:
+        lived, kept = lives(), journal.executions
+        if unfinished is not None and unfinished not in kept:
+            kept = [unfinished, *kept]  # the session has ended, and the execution with it
+        unfinished = None
+        message, is_all = await _parts_to(session, kept, place, has_content=view == "content")
+        del kept  # as in `follow_execution`
+        was_complete, is_complete = is_complete, is_complete or is_all
+        message.complete = is_complete
+        if message.parts or not was_complete:
+            yield message
+        if not lived and is_all:
+            return
+        if is_complete:
+            if not place.has_result:
+                unfinished = next((each for each in journal.executions if each.number == place.number), None)
+            await asyncio.sleep(LOOK_INTERVAL_S)
+            _require_view(session, view)
+
+
+@dataclass
+class _Place:
+    """How far a viewer has got: the number of an execution, that of its last event, and whether that was its result."""
+
+    number: int
+    event: int = 0
+    has_result: bool = False
+    is_begun: bool = False  # the execution itself was sent
+    answers: int = 0  # answered calls of it that were sent
+
+    def begin(self, number: int) -> None:
+        """Moves to the beginning of an execution."""
+        self.number, self.event, self.answers = number, 0, 0
+        self.has_result = self.is_begun = False
+
+
+async def _parts_to(
+    session: Session, kept: Iterable[Execution], place: _Place, *, has_content: bool
+) -> tuple[admin_pb.FollowSessionResponse, bool]:
+    """Returns what follows after a place, and True if that is all that there is by now; moves the place."""
+    message, size_bytes = admin_pb.FollowSessionResponse(), 0
+    for execution in kept:
+        if execution.number < place.number or (execution.number == place.number and place.has_result):
+            continue
+        if len(message.parts) == MAX_EXECUTIONS or size_bytes >= MAX_BYTES:
+            return message, False
+        if execution.number > place.number:
+            message.missed_executions += execution.number - place.number - 1
+            place.begin(execution.number)
+        part = _part_to(session, execution, place, has_content=has_content)
+        if not _is_empty(part):
+            message.parts.append(part)
+            size_bytes += part.ByteSize()
+        if not place.has_result:
+            return message, place.event == execution.last_number
+        await asyncio.sleep(0)
+    return message, True
+
+
+def _part_to(
+    session: Session, execution: Execution, place: _Place, *, has_content: bool
+) -> admin_pb.FollowExecutionResponse:
+    """Returns what follows after a place in an execution, and moves the place."""
+    missed, events = execution.part_after(place.event, MAX_EVENTS, MAX_BYTES)
+    answers = execution.waits_after(place.answers)
+    part = admin_pb.FollowExecutionResponse(
+        missed_events=missed,
+        events=[_event_to(each, has_content=has_content) for each in events],
+        answers=[admin_pb.AnsweredCall(call_id=call_id, wait_s=wait_s) for call_id, wait_s in answers],
+    )
+    if not place.is_begun:
+        code = execution.code.decode(errors="replace") if has_content else ""
+        part.execution.CopyFrom(_execution_to(session, execution, code))
+        part.has_content = has_content
+        place.is_begun = True
+    place.event += missed + len(events)
+    place.answers = execution.waits_count
+    place.has_result = execution.done and place.event == execution.last_number
+    return part
+
+
+def _is_empty(part: admin_pb.FollowExecutionResponse) -> bool:
+    return not (part.HasField("execution") or part.events or part.answers)
 
 
 def _view_of(session: Session) -> Literal["metadata", "content"]:
@@ -88,6 +182,12 @@ def _view_of(session: Session) -> Literal["metadata", "content"]:
     return view
 
 
+def _require_view(session: Session, view: str) -> None:
+    """Raises Forbidden if the policy allows less or more by now: the call was recorded as what it was."""
+    if _view_of(session) != view:
+        raise Forbidden(Reason.POLICY_VIOLATION, "the policy has changed what may be seen here; follow it again")
+
+
 def _known(session: Session, execution_id: str) -> Execution:
     found = session.executions.journal.known(execution_id)
     if found is None:
@@ -96,16 +196,22 @@ def _known(session: Session, execution_id: str) -> Execution:
     return found
 
 
-def _execution_to(session: Session, execution: Execution, code: str = "") -> admin_pb.ExecutionView:
-    result = None
-    if execution.result is not None:
-        event = to_wire.event_to(Event(execution.last_number, execution.result))
-        _clear_contents(event)
-        result = event.result
-        result.ClearField("artifacts")
-        result.ClearField("branch")
+def _execution_to(
+    session: Session, execution: Execution, code: str = "", result: pb.ExecutionResult | None = None
+) -> admin_pb.ExecutionView:
     state = session.executions.state_of(execution)
     return write(admin_pb.ExecutionView, execution, state=state, code=code, result=result)
+
+
+def _result_to(execution: Execution) -> pb.ExecutionResult | None:
+    """Returns the result for a list."""
+    if execution.result is None:
+        return None
+    event = to_wire.event_to(Event(execution.last_number, execution.result))
+    _clear_contents(event)
+    event.result.ClearField("artifacts")
+    event.result.ClearField("branch")
+    return event.result
 
 
 def _event_to(event: Event, *, has_content: bool) -> admin_pb.FollowedEvent:

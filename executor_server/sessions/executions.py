@@ -225,8 +225,10 @@ class Executions:
         return "waiting" if waits else "running"
 
     async def admit_view(self, viewer: Principal, execution_id: str) -> None:
-        """Records that somebody is about to see what an execution prints. Raises Unavailable."""
-        facts = {"execution": execution_id, "by_tenant": viewer.tenant, "by": viewer.name}
+        """Records that somebody is about to see what executions print: one, or if it is "" all. Raises Unavailable."""
+        facts = {"by_tenant": viewer.tenant, "by": viewer.name}
+        if execution_id:
+            facts["execution"] = execution_id
         await self._admission.action(self._session.facts, "content_viewed", facts)
 
     # -- after another daemon ------------------------------------------------------------------------------------

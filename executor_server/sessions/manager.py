@@ -215,6 +215,10 @@ class SessionManager:
                 return session
         raise _not_found(session_id)
 
+    def has(self, session: Session) -> bool:
+        """Returns True until the session has ended."""
+        return self._sessions.get((session.owner.tenant, session.session_id)) is session
+
     # -- names -------------------------------------------------------------------------------------------------------
 
     def named(self, principal: Principal, name: str) -> Session:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import admin_service_pb2_grpc as pb_grpc
+from executor_api.v1 import types_pb2
 from executor_client import Session
 from tests.support.audit import records
 from tests.support.backends import require
@@ -46,6 +48,10 @@ class Admin:
 
     def __init__(self, channel: grpc.Channel, token: str) -> None:
         self._stub, self._metadata = pb_grpc.AdminServiceStub(channel), (("authorization", f"Bearer {token}"),)
+
+    def follow_session(self, session: Session, after: str = "") -> Any:
+        request = pb.FollowSessionRequest(session_id=session.session_id, after_execution_id=after)
+        return self._stub.FollowSession(request, metadata=self._metadata)
 
     def tail(self, **request: Any) -> Any:
         return self._stub.TailAudit(pb.TailAuditRequest(**request), metadata=self._metadata)
@@ -127,6 +133,30 @@ def test_a_viewer_sees_as_much_as_the_profile_allows(daemon: Daemon, admin: Admi
         assert code_of(lambda: admin.list(session)) == "PERMISSION_DENIED"
     seen = [each for each in records(daemon.state_dir / "audit") if each["kind"] == "content_viewed"]
     assert [(each["tenant"], each["by_tenant"]) for each in seen] == [("seen", "local")]
+
+
+def test_a_session_is_followed_through_its_executions_until_its_end(daemon: Daemon, admin: Admin) -> None:
+    with daemon.client_of("metadata") as client, client.create_session() as session, ThreadPoolExecutor(1) as pool:
+        ids = [session.execute(str(number)).execution_id for number in range(10)]
+        call = admin.follow_session(session, after=ids[0])
+        first, second = next(call), next(call)
+        assert ([part.execution.execution_id for part in first.parts], first.complete) == (ids[1:9], False)
+        assert ([part.execution.execution_id for part in second.parts], second.complete) == (ids[9:], True)
+        assert all(part.events[-1].event.HasField("result") for part in first.parts)
+
+        run = pool.submit(session.execute, "print(1)\nimport time\ntime.sleep(60)")
+        (begun,) = next(call).parts
+        assert begun.execution.state == pb.EXECUTION_STATE_RUNNING
+        assert begun.execution.number == 11
+        while not begun.events:
+            (begun,) = next(call).parts
+        assert begun.events[0].event.HasField("log")
+        session.close()
+        (ended,) = next(call).parts
+        assert not ended.HasField("execution")
+        assert ended.events[-1].event.result.outcome == types_pb2.OUTCOME_CANCELLED
+        assert list(call) == []
+        assert run.exception() is not None or run.result().error is not None
 
 
 def test_the_audit_log_is_read_page_by_page_and_then_as_it_grows(daemon: Daemon, admin: Admin, viewer: Admin) -> None:

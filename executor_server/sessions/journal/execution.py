@@ -101,6 +101,7 @@ class Execution(EventLog[Event]):
         self.stopped = ""  # the reason, when the daemon stopped it
         self.network = NO_NETWORK_USE  # so far
         self.discarded_bytes = 0  # of frames without room after it was cancelled
+        self.number = 0  # among those of its session, in this daemon
         self.start_time_s: float | None = None  # Unix time; None: an earlier daemon started it
         self.end_time_s: float | None = None  # Unix time; None also if it ended before the daemon restarted
         self.code = b""  # its beginning, if it is kept for viewers

@@ -135,6 +135,7 @@ class JournalState:
         self.taken_seq = 0
         self.lost: str | None = None
         self._memory = memory or unlimited()
+        self._added = 0  # executions so far, in this daemon
 
     def clear(self) -> None:
         """Drops all executions."""
@@ -158,7 +159,9 @@ class JournalState:
         return execution
 
     def _add(self, execution_id: str, its_fingerprint: bytes, policy: str) -> Execution:
+        self._added += 1
         execution = Execution(execution_id, its_fingerprint, policy, self._journal_bytes, self._owner, self._memory)
+        execution.number = self._added
         self.executions[execution_id] = execution
         return execution
 

@@ -540,7 +540,7 @@ class ListExecutionsRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ...) -> None: ...
 
 class ExecutionView(_message.Message):
-    __slots__ = ("execution_id", "state", "start_time", "end_time", "code", "code_bytes", "result")
+    __slots__ = ("execution_id", "state", "start_time", "end_time", "code", "code_bytes", "result", "number")
     EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
     START_TIME_FIELD_NUMBER: _ClassVar[int]
@@ -548,6 +548,7 @@ class ExecutionView(_message.Message):
     CODE_FIELD_NUMBER: _ClassVar[int]
     CODE_BYTES_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
     execution_id: str
     state: ExecutionState
     start_time: _timestamp_pb2.Timestamp
@@ -555,7 +556,8 @@ class ExecutionView(_message.Message):
     code: str
     code_bytes: int
     result: _types_pb2.ExecutionResult
-    def __init__(self, execution_id: _Optional[str] = ..., state: _Optional[_Union[ExecutionState, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., code: _Optional[str] = ..., code_bytes: _Optional[int] = ..., result: _Optional[_Union[_types_pb2.ExecutionResult, _Mapping]] = ...) -> None: ...
+    number: int
+    def __init__(self, execution_id: _Optional[str] = ..., state: _Optional[_Union[ExecutionState, str]] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., end_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., code: _Optional[str] = ..., code_bytes: _Optional[int] = ..., result: _Optional[_Union[_types_pb2.ExecutionResult, _Mapping]] = ..., number: _Optional[int] = ...) -> None: ...
 
 class ListExecutionsResponse(_message.Message):
     __slots__ = ("executions",)
@@ -602,6 +604,24 @@ class FollowExecutionResponse(_message.Message):
     events: _containers.RepeatedCompositeFieldContainer[FollowedEvent]
     answers: _containers.RepeatedCompositeFieldContainer[AnsweredCall]
     def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., has_content: bool = ..., missed_events: _Optional[int] = ..., events: _Optional[_Iterable[_Union[FollowedEvent, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[AnsweredCall, _Mapping]]] = ...) -> None: ...
+
+class FollowSessionRequest(_message.Message):
+    __slots__ = ("session_id", "after_execution_id")
+    SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    AFTER_EXECUTION_ID_FIELD_NUMBER: _ClassVar[int]
+    session_id: str
+    after_execution_id: str
+    def __init__(self, session_id: _Optional[str] = ..., after_execution_id: _Optional[str] = ...) -> None: ...
+
+class FollowSessionResponse(_message.Message):
+    __slots__ = ("parts", "missed_executions", "complete")
+    PARTS_FIELD_NUMBER: _ClassVar[int]
+    MISSED_EXECUTIONS_FIELD_NUMBER: _ClassVar[int]
+    COMPLETE_FIELD_NUMBER: _ClassVar[int]
+    parts: _containers.RepeatedCompositeFieldContainer[FollowExecutionResponse]
+    missed_executions: int
+    complete: bool
+    def __init__(self, parts: _Optional[_Iterable[_Union[FollowExecutionResponse, _Mapping]]] = ..., missed_executions: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class TailAuditRequest(_message.Message):
     __slots__ = ("tenant", "session_id", "kinds", "text", "before_seq", "max_records", "follow")

@@ -123,6 +123,11 @@ class AdminServiceStub(object):
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionRequest.SerializeToString,
                 response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionResponse.FromString,
                 _registered_method=True)
+        self.FollowSession = channel.unary_stream(
+                '/executor_api.v1.AdminService/FollowSession',
+                request_serializer=executor__api_dot_v1_dot_admin__service__pb2.FollowSessionRequest.SerializeToString,
+                response_deserializer=executor__api_dot_v1_dot_admin__service__pb2.FollowSessionResponse.FromString,
+                _registered_method=True)
         self.TailAudit = channel.unary_stream(
                 '/executor_api.v1.AdminService/TailAudit',
                 request_serializer=executor__api_dot_v1_dot_admin__service__pb2.TailAuditRequest.SerializeToString,
@@ -283,6 +288,14 @@ class AdminServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def FollowSession(self, request, context):
+        """Returns the executions of a session with their events, one after the other: kept ones, and new ones until the session
+        ends. Otherwise as FollowExecution; with contents the call is audited once.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def TailAudit(self, request, context):
         """Returns records of the audit log, the newest that match, and with `follow` new ones as they are written.
         FAILED_PRECONDITION (no audit log is configured). Repeating is harmless.
@@ -400,6 +413,11 @@ def add_AdminServiceServicer_to_server(servicer, server):
                     servicer.FollowExecution,
                     request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionRequest.FromString,
                     response_serializer=executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionResponse.SerializeToString,
+            ),
+            'FollowSession': grpc.unary_stream_rpc_method_handler(
+                    servicer.FollowSession,
+                    request_deserializer=executor__api_dot_v1_dot_admin__service__pb2.FollowSessionRequest.FromString,
+                    response_serializer=executor__api_dot_v1_dot_admin__service__pb2.FollowSessionResponse.SerializeToString,
             ),
             'TailAudit': grpc.unary_stream_rpc_method_handler(
                     servicer.TailAudit,
@@ -885,6 +903,33 @@ class AdminService(object):
             '/executor_api.v1.AdminService/FollowExecution',
             executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionRequest.SerializeToString,
             executor__api_dot_v1_dot_admin__service__pb2.FollowExecutionResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def FollowSession(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/executor_api.v1.AdminService/FollowSession',
+            executor__api_dot_v1_dot_admin__service__pb2.FollowSessionRequest.SerializeToString,
+            executor__api_dot_v1_dot_admin__service__pb2.FollowSessionResponse.FromString,
             options,
             channel_credentials,
             insecure,

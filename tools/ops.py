@@ -72,10 +72,16 @@ OVERVIEW = (
     Panel(
         "Unfinished work",
         "short",
-        (("@executions_unfinished", "executions"), ("@processes_running", "processes"), ("sum(@rpc_open)", "calls")),
+        (
+            ("@executions_unfinished", "executions"),
+            ("@processes_running", "processes"),
+            ("sum(@rpc_open)", "calls"),
+            ("@approvals_waiting", "approvals"),
+        ),
     ),
     Panel("Ended sessions by reason", "ops", (_rate("sessions_ended_total", "reason"),)),
     Panel("Policy violations by kind", "ops", (_rate("policy_violations_total", "kind"),)),
+    Panel("Approvals by decision", "ops", (_rate("approvals_total", "decision"),)),
     Panel(
         "Network of sandboxes",
         "Bps",

@@ -195,7 +195,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     stack.push_async_callback(pool.close)
     ids = node.ids if node is not None else SessionIds()
     admission = _admission(control)
-    approvals = Approvals(watchers.trail)
+    approvals = Approvals(watchers.approval_observer())
     stack.callback(approvals.close)
     hooks = SessionHooks(admission, observer, egress.service, approvals, environments.service.held_by, ids)
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)

@@ -35,6 +35,7 @@ from executor_server.core import (
 from executor_server.core.lifecycle import Answer, Observer, RunningQueue, SessionEnd, StateFacts
 from executor_server.guest.egress import reasons
 from executor_server.policy import Policy, PolicyListener
+from executor_server.telemetry.approval_metrics import ApprovalMetrics
 from executor_server.telemetry.environment_metrics import EnvironmentMetrics
 from executor_server.telemetry.fleet_metrics import FleetMetrics
 from executor_server.telemetry.instruments import OTHER, Book, Names
@@ -72,6 +73,7 @@ class Metrics(Observer, PolicyListener):
         self._make_service_instruments(book)
         self.environments = EnvironmentMetrics(book)
         self.fleet = FleetMetrics(book)
+        self.approvals = ApprovalMetrics(book, time.time)
         self.described = tuple(book.entries)
         self._build.labels(version, platform.python_version(), backend).set(1)
         ProcessCollector(registry=self.registry)

@@ -51,6 +51,19 @@ def test_refusals_are_counted_by_reason_and_method(watched: Watched, client: Exe
     assert watched.value("requests_refused_total", **labels) == 1
 
 
+def test_approvals_are_counted_by_who_decided(watched: Watched, client: ExecutorClient) -> None:
+    with client.create_session() as session:
+        session.register_tools({"delete": lambda: None})
+        session.execute("delete()")
+        with watched.daemon.client(on_approval=lambda approval: "once") as asked:
+            same = asked.get_session(session.session_id)  # while it lives, its requests are this client's
+            session.execute("delete()")
+            assert same.session_id == session.session_id
+    assert watched.value("approvals_total", kind="tool", decision="refused") == 1
+    assert watched.value("approvals_total", kind="tool", decision="once") == 1
+    assert (watched.value("approvals_waiting"), watched.value("approval_seconds_count")) == (0, 1)
+
+
 def test_wrong_tokens_are_counted(watched: Watched) -> None:
     with ExecutorClient(watched.daemon.address, token="x" * 43) as stranger, pytest.raises(ExecutorClientError):
         stranger.get_policy()

@@ -23,6 +23,9 @@ POLICY = """
 version = "{version}"
 default = "plain"
 
+[profiles.plain.tools]
+ask = ["delete"]
+
 [profiles.plain.limits.default]
 session_operations = 10_000_000
 

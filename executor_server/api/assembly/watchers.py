@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 from executor_server.api import OWN_METHODS, Around, call_tracing, load_tracing, metering
 from executor_server.api.assembly.settings import audit_files, audit_settings
 from executor_server.core.config import Config
-from executor_server.core.lifecycle import Observer
+from executor_server.core.lifecycle import Observer, pass_on
 from executor_server.packages import BuildEnd, EnvironmentObserver
 from executor_server.policy import Policy, PolicyListener
+from executor_server.policy.approvals import ApprovalObserver
 from executor_server.policy.audit import AuditKind, AuditLog, AuditTrail, ConnectionTrail, FleetTrail
 from executor_server.policy.identity import Tokens
 from executor_server.telemetry import Metrics, MetricsEndpoint, Sources, SourcesCollector
@@ -123,6 +124,12 @@ class Watchers:
         """Returns those that are notified of environments that are made, used and removed."""
         metrics = self.metrics.environments if self.metrics is not None else None
         return [each for each in (self.environments, metrics) if each is not None]
+
+    def approval_observer(self) -> ApprovalObserver:
+        """Returns the one that is notified of approvals, for those that record and count them."""
+        observer, metrics = ApprovalObserver(), self.metrics.approvals if self.metrics is not None else None
+        pass_on(observer, ApprovalObserver, [each for each in (self.trail, metrics) if each is not None])
+        return observer
 
     def interceptors(self) -> list[Around]:
         """Returns what surrounds each call, the outermost first."""

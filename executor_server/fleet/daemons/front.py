@@ -162,7 +162,7 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     )
     refuse_again = partial(_refuse_again, fleet, read_again or (lambda: config))
     refuse_again()
-    approvals = Approvals(watchers.trail)
+    approvals = Approvals(watchers.approval_observer())
     stack.callback(approvals.close)
     fleet.follower = NodeApprovals(fleet, approvals).follow
     admission, asking = Admission(control.quotas, FairSemaphore(1), watchers.log), Asking(approvals)

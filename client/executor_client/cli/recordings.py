@@ -17,7 +17,7 @@ from executor_client.replays.again import execute_again
 from executor_client.replays.comparison import Difference, difference, differing
 from executor_client.replays.page import page_pieces
 from executor_client.replays.steps import calls_of
-from executor_client.replays.timeline import answer_text, completeness, frames, lacking
+from executor_client.replays.timeline import answer_text, completeness, frames, lacking, moment_text
 from executor_client.replays.transcript import PAUSE_S_MAX, cast_lines, pieces
 
 EXIT_SAME = 0
@@ -38,7 +38,8 @@ def replay(options: argparse.Namespace, console: Console) -> int:
             if options.cast is not None:
                 _write(options.cast, cast_lines(title, begin_s, frames(recording)))
             if options.html is not None:
-                _write(options.html, page_pieces(title, begin_s, recording.manifest, frames(recording)))
+                about = f"Recorded {moment_text(begin_s)}. {completeness(recording.manifest)}"
+                _write(options.html, page_pieces(title, about, frames(recording)))
             if options.cast is None and options.html is None:
                 _show(recording, options.speed, console)
     except OSError as error:

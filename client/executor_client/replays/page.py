@@ -1,4 +1,4 @@
-"""Writes a recording as one HTML file, which loads nothing and runs nothing.
+"""Writes a recording, or a session, as one HTML file, which loads nothing and runs nothing.
 
 The page has a Content-Security-Policy without scripts. Each text is escaped, control characters and those that turn the
 direction of text included. Images are decoded and written anew; HTML and SVG of the sandbox are not shown.
@@ -13,8 +13,7 @@ from collections.abc import Iterable, Iterator
 
 from executor_client._core.short_repr import png_of
 from executor_client._core.terminal import shown
-from executor_client.recording import Manifest
-from executor_client.replays.timeline import Frame, FrameKind, completeness, moment_text
+from executor_client.replays.timeline import Frame, FrameKind
 
 _STYLE = """
 :root { color-scheme: light dark; --line: light-dark(#d0d7de, #3d444d); --dim: light-dark(#59636e, #9198a1);
@@ -33,56 +32,77 @@ img { max-width: 100%; background: #fff; border: 1px solid var(--line); }
 """
 
 
-def page_pieces(title: str, begin_s: float, manifest: Manifest, frames: Iterable[Frame]) -> Iterator[str]:
-    """Yields the text of the page. `begin_s` is in seconds since 1970. Raises RecordingError where `frames` does."""
-    style_hash = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
-    policy = f"default-src 'none'; img-src data:; style-src 'sha256-{style_hash}'; base-uri 'none'; form-action 'none'"
-    name = _safe(title)
-    yield (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n"
-    )
-    yield f'<p class="about">Recorded {moment_text(begin_s)}. {_safe(completeness(manifest))}</p>\n'
-    yield from _sections(frames)
-    yield "</body>\n</html>\n"
-
-
-def _sections(frames: Iterable[Frame]) -> Iterator[str]:
-    step: int | None = None
-    printed: list[Frame] = []  # consecutive output of one stream
+def page_pieces(title: str, about: str, frames: Iterable[Frame]) -> Iterator[str]:
+    """Yields the text of the page; `about` is its first line. Raises RecordingError where `frames` does."""
+    page = Page()
+    yield page.begin(title, about)
     for frame in frames:
+        yield page.add(frame)
+    yield page.end()
+
+
+class Page:
+    """Writes frames, one after the other, as the text of a page."""
+
+    def __init__(self) -> None:
+        self._step: int | None = None
+        self._time = ""
+        self._printed: list[Frame] = []  # consecutive output of one stream
+
+    def begin(self, title: str, about: str) -> str:
+        """Returns the page up to its first frame."""
+        style_hash = base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()
+        policy = (
+            f"default-src 'none'; img-src data:; style-src 'sha256-{style_hash}'; base-uri 'none'; form-action 'none'"
+        )
+        name = _safe(title)
+        return (
+            f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n'
+            f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+            f"<title>{name}</title>\n<style>{_STYLE}</style>\n</head>\n<body>\n<h1>{name}</h1>\n"
+            f'<p class="about">{_safe(about)}</p>\n'
+        )
+
+    def add(self, frame: Frame) -> str:
+        """Returns the text for the next frame; output is held back until other frames come."""
         is_output = frame.kind in (FrameKind.OUTPUT, FrameKind.ERRORS)
-        if printed and not (is_output and (frame.step, frame.kind) == (printed[0].step, printed[0].kind)):
-            yield _joined(printed)
-            printed = []
-        if frame.step != step:
+        text = ""
+        if self._printed and not (is_output and _source(frame) == _source(self._printed[0])):
+            text = self._joined()
+        if frame.step != self._step:
             is_new = frame.kind is FrameKind.CODE
             heading = f"Step {frame.step}" if frame.step else "Session"
-            yield f"<h2>{heading}{'' if is_new or not frame.step else ', continued'}</h2>\n"
-            step = frame.step
+            text += f"<h2>{heading}{'' if is_new or not frame.step else ', continued'}</h2>\n"
+            self._step = frame.step
         if is_output:
-            printed.append(frame)
+            self._printed.append(frame)
+            return text
+        return text + self._block(frame, frame.text)
+
+    def end(self) -> str:
+        """Returns the rest of the page."""
+        return (self._joined() if self._printed else "") + "</body>\n</html>\n"
+
+    def _joined(self) -> str:
+        printed, self._printed = self._printed, []
+        return self._block(printed[0], "".join(each.text for each in printed))
+
+    def _block(self, frame: Frame, text: str) -> str:
+        if frame.image is not None and frame.image.pil is not None:
+            data = base64.b64encode(png_of(frame.image.pil)).decode()
+            content = f'<div><img alt="{_safe(text)}" src="data:image/png;base64,{data}"></div>'
+        elif frame.image is not None and not frame.image.refusal:
+            content = f"<pre>{_safe(f'an image was refused: {frame.image.problem}')}</pre>"
         else:
-            yield _block(frame, frame.text)
-    if printed:
-        yield _joined(printed)
+            content = f"<pre>{_safe(text.rstrip(chr(10)))}</pre>"
+        before, self._time = self._time, f"{frame.at_s:.2f} s"
+        shown = "" if self._time == before else self._time
+        return f'<div class="f {frame.kind.value}"><span>{shown}</span>{content}</div>\n'
 
 
-def _joined(printed: list[Frame]) -> str:
-    return _block(printed[0], "".join(each.text for each in printed))
-
-
-def _block(frame: Frame, text: str) -> str:
-    if frame.image is not None and frame.image.pil is not None:
-        data = base64.b64encode(png_of(frame.image.pil)).decode()
-        content = f'<div><img alt="{_safe(text)}" src="data:image/png;base64,{data}"></div>'
-    elif frame.image is not None and not frame.image.refusal:
-        content = f"<pre>{_safe(f'an image was refused: {frame.image.problem}')}</pre>"
-    else:
-        content = f"<pre>{_safe(text.rstrip(chr(10)))}</pre>"
-    return f'<div class="f {frame.kind.value}"><span>{frame.at_s:.2f} s</span>{content}</div>\n'
+def _source(frame: Frame) -> tuple[int, FrameKind]:
+    return frame.step, frame.kind
 
 
 def _safe(text: str) -> str:

@@ -51,12 +51,12 @@ class TooMany(Exception):
     """So many sessions are followed that no other one can be."""
 
 
-class _NotShown(Exception):
+class NotShown(Exception):
     """A payload that is too large, or did not arrive whole; the message says so."""
 
 
 @dataclass
-class _Blobs:
+class Blobs:
     """Blobs that arrive in pieces. One that does not fit is given up."""
 
     data: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
@@ -71,13 +71,13 @@ class _Blobs:
             self.size_bytes -= len(gone)
 
     def take(self, payload: pb.Payload) -> bytes:
-        """Returns the bytes of a payload. Raises _NotShown."""
+        """Returns the bytes of a payload. Raises NotShown."""
         if payload.WhichOneof("content") != "blob":
             return payload.inline
         data = self.data.pop(payload.blob.blob_id, bytearray())
         self.size_bytes -= len(data)
         if len(data) != payload.blob.size_bytes:
-            raise _NotShown(f"{payload.blob.size_bytes:,} bytes are not shown")
+            raise NotShown(f"{payload.blob.size_bytes:,} bytes are not shown")
         return bytes(data)
 
 
@@ -114,7 +114,7 @@ class StepWriter:
         self._is_known = False  # the first message has not come
         self._has_content = True
         self._missed = 0
-        self._blobs = _Blobs()
+        self._blobs = Blobs()
         self._timeline = Timeline(self._payload)
         self._printed: _Printed | None = None
         self._calls: dict[str, _Call] = {}
@@ -237,14 +237,14 @@ class StepWriter:
         """Returns what an event shows. Decoding a value may take a while, so that it happens in a thread."""
         try:
             shown = await asyncio.to_thread(list, self._timeline.event(event, final="the answer of a tool"))
-        except _NotShown as error:
+        except NotShown as error:
             return [(FrameKind.NOTE, str(error))]
         return [(kind, text) for kind, text, _ in shown]
 
     def _payload(self, payload: pb.Payload) -> bytes:
         data = self._blobs.take(payload)
         if len(data) > VALUE_BYTES_MAX:
-            raise _NotShown(f"a value of {len(data):,} bytes is not shown")
+            raise NotShown(f"a value of {len(data):,} bytes is not shown")
         return data
 
     def _image(self, image: pb.ImageEvent) -> None:
@@ -253,7 +253,7 @@ class StepWriter:
             return
         try:
             picture = self._pictures.add(self._blobs.take(image.data), image.mime_type)
-        except _NotShown as error:
+        except NotShown as error:
             picture = Picture(refusal=str(error))
         if picture.refusal:
             self._add(FrameKind.NOTE, f"an image was refused: {picture.refusal}")

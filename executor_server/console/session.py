@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import suppress
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing, suppress
 
 from markupsafe import Markup
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import Response, StreamingResponse
 from starlette.routing import BaseRoute, Route
 
 from executor_server.console.console import Console
+from executor_server.console.export import EXPORTS_MAX, Export
 from executor_server.console.following import TooMany, Watch
 
 CATCH_UP_S = 1.0
@@ -25,8 +26,11 @@ KNOWN_WITHIN_S = 0.5
 def routes(console: Console) -> list[BaseRoute]:
     watches = console.watches
 
-    async def watch_of(request: Request) -> Watch:
-        session_id, daemon = request.path_params["session_id"], console.daemon
+    exporting = asyncio.Semaphore(EXPORTS_MAX)
+
+    async def known(request: Request) -> str:
+        """Returns the id of a session that the console knows."""
+        session_id, daemon = str(request.path_params["session_id"]), console.daemon
         with suppress(TimeoutError):
             async with asyncio.timeout(KNOWN_WITHIN_S):
                 seen = daemon.sessions_changes.count
@@ -34,8 +38,11 @@ def routes(console: Console) -> list[BaseRoute]:
                     seen = await daemon.sessions_changes.after(seen)
         if session_id not in daemon.sessions:
             raise HTTPException(404, "There is no such session, or it ended more than a day ago.")
+        return session_id
+
+    async def watch_of(request: Request) -> Watch:
         try:
-            return watches.of(session_id)
+            return watches.of(await known(request))
         except TooMany as error:
             raise HTTPException(503, f"{error}.") from error
 
@@ -59,11 +66,29 @@ def routes(console: Console) -> list[BaseRoute]:
         watch = await watch_of(request)
         return console.events(request, _named(watch.changes_since(0)))
 
+    async def export(request: Request) -> Response:
+        session_id = await known(request)
+        if exporting.locked():
+            raise HTTPException(503, f"{EXPORTS_MAX} sessions are being exported. Try again in a minute.")
+        pieces = _while(exporting, Export(console.daemon, console.daemon.sessions[session_id]).pieces())
+        return StreamingResponse(
+            pieces,
+            media_type="text/html",
+            headers={"content-disposition": f'attachment; filename="session-{session_id}.html"'},
+        )
+
     return [
         Route("/sessions/{session_id:str}", session),
         Route("/sessions/{session_id:str}/events", events),
+        Route("/sessions/{session_id:str}/export", export),
         watches.pictures.route(),
     ]
+
+
+async def _while(exporting: asyncio.Semaphore, pieces: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    async with exporting, aclosing(pieces):
+        async for piece in pieces:
+            yield piece
 
 
 async def _named(changes: AsyncIterator[str]) -> AsyncIterator[tuple[str, str]]:

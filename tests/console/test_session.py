@@ -65,6 +65,11 @@ def test_a_session_shows_its_steps(browser: Browser, session: Session) -> None:
     answer = browser.http.get(image)
     assert answer.headers["content-type"] == "image/png"
     assert answer.content.startswith(b"\x89PNG")
+    exported = browser.http.get(f"/sessions/{session.session_id}/export")
+    assert exported.headers["content-disposition"].startswith("attachment")
+    for text in ("weather(&#x27;Paris&#x27;)", "&lt;script&gt;", "data:image/png;base64"):
+        assert text in exported.text
+    assert not set("\x1b\u202e") & set(exported.text)
 
 
 def test_a_step_is_seen_while_it_runs(browser: Browser, session: Session) -> None:

@@ -107,6 +107,7 @@ if TYPE_CHECKING:
         Policy,
         PolicyRef,
         Quotas,
+        RecordingInfo,
         SessionInfo,
         SessionState,
         StateManifest,
@@ -133,7 +134,8 @@ __all__ = [
     "Policy", "PolicyRef", "PolicyViolationError", "PortForward", "PortRules", "PreconditionError", "Process",
     "ProcessFailed", "ProcessInfo", "ProcessOutput", "ProcessOutputCut", "ProcessResult", "ProcessRules",
     "ProcessUsage", "Progress", "ProtocolError", "QueuedEvent", "Quotas", "Record", "Recorder", "Recording",
-    "RecordingError", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint", "Session",
+    "RecordingError", "RecordingInfo", "ReentrantExecution", "ResourceExhaustedError", "Rollback", "Savepoint",
+    "Session",
     "SessionFiles", "SessionGone", "SessionInfo", "SessionPorts", "SessionProcesses", "SessionState", "StateManifest",
     "StateRules", "TerminalSize", "TlsConfig", "Tool", "ToolCallEvent", "ToolNotShippable", "TupleRecord",
     "UnavailableError", "Usage", "ValueLimits", "VariablesState", "Violation", "Wait", "WaitKind",
@@ -179,8 +181,8 @@ _HOMES = {
     "executor_client.recording": "Recorder Recording",
     "executor_client.results": (
         "Display EnvironmentInfo ErrorDetail ExecutionResult FileLimits Image Limits NetworkRules NetworkSecret "
-        "NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas SessionInfo SessionState StateManifest StateRules "
-        "Usage VariablesState"
+        "NetworkUsage Outcome PackagesPolicy Policy PolicyRef Quotas RecordingInfo SessionInfo SessionState "
+        "StateManifest StateRules Usage VariablesState"
     ),
     "executor_client.savepoint": "Branch Changes Rollback Savepoint",
     "executor_client.session": "Session",

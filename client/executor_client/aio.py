@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_client._aio import AsyncTransport, off_loop, run_blocking, shielded, wait_for
+from executor_client._aio import AsyncTransport, off_loop, on_disk, run_blocking, shielded, wait_for
 from executor_client._core import approvals, convert, endpoint, missing_modules, requests
 from executor_client._core.approvals import WaitingApprovals
 from executor_client._core.arguments import checks_calls
@@ -24,6 +24,7 @@ from executor_client._core.limits import (
     MAX_CONCURRENT_TOOLS,
     NAME_RACES_MAX,
     RECONNECT_TIMEOUT_S,
+    RECORDING_TIME_S,
     TAKE_BACK_WAIT_S,
 )
 from executor_client._core.local import LocalPath
@@ -36,7 +37,7 @@ from executor_client._sync import ClientLease
 from executor_client.aio_session import AsyncSession
 from executor_client.approvals import Approval, ApprovalDecision, OnApproval
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
-from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
+from executor_client.results import EnvironmentInfo, Policy, RecordingInfo, SessionInfo, SessionState
 from executor_client.waits import OnWait, WaitKind
 
 
@@ -259,6 +260,29 @@ class AsyncExecutorClient(ShortRepr):
         """Lists the caller's own sessions."""
         response = await self._transport.call(pb.ListSessionsRequest())
         return [convert.session_from_wire(each) for each in response.sessions]
+
+    async def list_recordings(self) -> list[RecordingInfo]:
+        """Lists the recordings that the daemon made of the caller's sessions, the oldest first.
+
+        An administrator gets those of all tenants.
+        """
+        response = await self._transport.call(pb.ListRecordingsRequest())
+        return [convert.from_wire(RecordingInfo, each) for each in response.recordings]
+
+    async def get_recording(self, session_id: str, local_path: LocalPath) -> None:
+        """Gets the recording of a session that goes on or has ended, as a file for `Recording` and `executor replay`.
+
+        Replaces the local file of that name. Raises NotFoundError, PolicyViolationError (the policy does not let the
+        tenant fetch it), and OSError.
+        """
+        from executor_client._core.fetched_recording import FetchedRecording
+
+        with FetchedRecording(local_path) as recording:
+            request = pb.GetRecordingRequest(session_id=session_id)
+            async with aclosing(self._transport.read(request, RECORDING_TIME_S)) as parts:
+                async for part in parts:
+                    await on_disk(recording.take, part)
+            await on_disk(recording.commit)
 
     async def get_policy(self) -> Policy:
         """Returns the policy for this caller."""

@@ -24,6 +24,7 @@ from executor_client._core.limits import (
     MAX_CONCURRENT_TOOLS,
     NAME_RACES_MAX,
     RECONNECT_TIMEOUT_S,
+    RECORDING_TIME_S,
     TAKE_BACK_WAIT_S,
 )
 from executor_client._core.local import LocalPath
@@ -32,10 +33,10 @@ from executor_client._core.requests import LimitsLike
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
-from executor_client._sync import ClientLease, Transport, off_loop, run_blocking, shielded, wait_for
+from executor_client._sync import ClientLease, Transport, off_loop, on_disk, run_blocking, shielded, wait_for
 from executor_client.approvals import Approval, ApprovalDecision, OnApproval
 from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
-from executor_client.results import EnvironmentInfo, Policy, SessionInfo, SessionState
+from executor_client.results import EnvironmentInfo, Policy, RecordingInfo, SessionInfo, SessionState
 from executor_client.session import Session
 from executor_client.waits import OnWait, WaitKind
 
@@ -258,6 +259,29 @@ class ExecutorClient(ShortRepr):
         """Lists the caller's own sessions."""
         response = self._transport.call(pb.ListSessionsRequest())
         return [convert.session_from_wire(each) for each in response.sessions]
+
+    def list_recordings(self) -> list[RecordingInfo]:
+        """Lists the recordings that the daemon made of the caller's sessions, the oldest first.
+
+        An administrator gets those of all tenants.
+        """
+        response = self._transport.call(pb.ListRecordingsRequest())
+        return [convert.from_wire(RecordingInfo, each) for each in response.recordings]
+
+    def get_recording(self, session_id: str, local_path: LocalPath) -> None:
+        """Gets the recording of a session that goes on or has ended, as a file for `Recording` and `executor replay`.
+
+        Replaces the local file of that name. Raises NotFoundError, PolicyViolationError (the policy does not let the
+        tenant fetch it), and OSError.
+        """
+        from executor_client._core.fetched_recording import FetchedRecording
+
+        with FetchedRecording(local_path) as recording:
+            request = pb.GetRecordingRequest(session_id=session_id)
+            with closing(self._transport.read(request, RECORDING_TIME_S)) as parts:
+                for part in parts:
+                    on_disk(recording.take, part)
+            on_disk(recording.commit)
 
     def get_policy(self) -> Policy:
         """Returns the policy for this caller."""

@@ -540,12 +540,13 @@ class _File:
         self._referenced: Counter[str] = Counter()
         self._unknown: Counter[str] = Counter()
 
-    def add(self, kind: str, step: int, fields: bytes, flags: int) -> None:
+    def add(self, kind: str, step: int, fields: bytes, flags: int, time_s: float | None = None) -> None:
         with self._lock:
             if not self._takes() or not self._fits(len(fields)):
                 return
             self._captured[kind] += 1
-            noted = _NOTED.pack(time.time(), _KIND_NAMES.index(kind), flags, step, len(fields))
+            at_s = time.time() if time_s is None else time_s
+            noted = _NOTED.pack(at_s, _KIND_NAMES.index(kind), flags, step, len(fields))
             try:
                 self._entries.write(noted + fields)
                 self._entries.flush()
@@ -665,6 +666,35 @@ class _File:
                 fields = fields_of(made.FromString(data))
             entry = {"time": round(time_s, 6), "kind": kind, "step": step, "fields": fields}
             yield kind, packed_json({**entry, "redacted": True} if flags & _REDACTED else entry) + b"\n"
+
+
+class FetchedFile(_File):
+    """The file of a recording that the daemon made. Raises OSError where a recorder would go on without a file."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, ())
+
+    def take(self, time_s: float, kind: str, step: int, fields: bytes, *, is_json: bool, redacted: bool) -> None:
+        self.add(kind, step, fields, (is_json and _IS_JSON) | (redacted and _REDACTED), time_s)
+
+    def finish(self, completeness: service_pb.RecordingCompleteness) -> None:
+        """Takes over what the recording lacks. `close` must follow."""
+        self._ended = self._ended or completeness.ended
+        self._redact_tools = tuple(completeness.redacted_tools)
+        self._referenced.update(completeness.referenced)
+        self._unknown.update(completeness.unknown)
+
+    def discard(self) -> None:
+        """Removes what was written, unless it was closed."""
+        if self.is_open:
+            self.is_open = False
+            self._part.unlink(missing_ok=True)
+            self._close_files()
+
+    def _discard(self, error: OSError) -> None:
+        self.is_open = True
+        self.discard()
+        raise error
 
 
 _open_files: weakref.WeakSet[_File] = weakref.WeakSet()

@@ -277,6 +277,24 @@ class SessionInfo(ShortRepr):
 
 
 @dataclass(frozen=True)
+class RecordingInfo(ShortRepr):
+    """A recording that the daemon made of a session.
+
+    `mode` is "events" or "full" (docs/recording.md). `end_time` and `expire_time`, after which it is removed, are None
+    while the session goes on. `ended` is the reason why it ended before the session; empty if it did not.
+    """
+
+    session_id: str
+    tenant: str
+    mode: str
+    create_time: datetime
+    end_time: datetime | None
+    expire_time: datetime | None
+    size_bytes: int
+    ended: str
+
+
+@dataclass(frozen=True)
 class EnvironmentInfo(ShortRepr):
     """A package environment that is ready for sessions with the same packages and image."""
 

@@ -15,6 +15,7 @@ from contextlib import aclosing, asynccontextmanager
 from typing import Any
 
 import structlog
+from google.protobuf.message import Message
 
 from executor_api.messages import write
 from executor_api.v1 import executor_service_pb2 as service_pb
@@ -24,6 +25,7 @@ from executor_server.api.asking import Asking
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.port_forwarding import forward_port
+from executor_server.api.recordings import Recordings, keeps_file
 from executor_server.api.upload import Upload
 from executor_server.core import BlobChunk, FileInfo, NotFound, Principal, Reason, ResourceExhausted
 from executor_server.policy import Policy, check_tools
@@ -44,6 +46,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         sessions: SessionManager,
         states: StateArchives,
         approvals: Approvals,
+        recordings: Recordings,
         *,
         in_fleet: bool = False,
         why_ended: Callable[[Principal, str], str] = lambda _principal, _session_id: "",
@@ -56,6 +59,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self._sessions = sessions
         self._states = states
         self._asking = Asking(approvals, is_node=in_fleet)
+        self._recordings = recordings
         self._in_fleet = in_fleet
         self._why_ended = why_ended
 
@@ -151,6 +155,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
             ),
         )
         self._asking.done(session.owner, session.session_id, "")
+        self._record(session, "imports", request)
         return service_pb.AuthorizeImportsResponse(session=to_wire.session_to(session))
 
     async def RenewLease(
@@ -202,6 +207,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def StartProcess(self, request: service_pb.StartProcessRequest, context: Context) -> None:
         session = self._session(request.session_id)
         process = await session.processes.start(from_wire.process_request_from(request))
+        self._record_unseen(session, "commands and terminals in the sandbox")
         async with aclosing(process.events_with_gap(0)) as events:
             async for event in events:
                 message = service_pb.StartProcessResponse(event=to_wire.process_event_to(event))
@@ -243,7 +249,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         return service_pb.SignalProcessResponse()
 
     async def ForwardPort(self, requests: AsyncIterator[service_pb.ForwardPortRequest], context: Context) -> None:
-        await forward_port(requests, context, self._session)
+        await forward_port(requests, context, self._session_with_ports)
 
     # -- tools, variables, blobs
 
@@ -254,6 +260,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         tools = from_wire.tools_from(request.tools)
         check_tools(session.spec, tools)
         await session.register_tools(tools)
+        self._record(session, "tools", request)
         return service_pb.RegisterToolsResponse()
 
     async def SetVariables(
@@ -261,6 +268,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     ) -> service_pb.SetVariablesResponse:
         session = self._session(request.session_id)
         await session.set_variables(from_wire.variables_from(request.variables))
+        self._record(session, "variables", request)
         return service_pb.SetVariablesResponse()
 
     async def GetVariables(self, request: service_pb.GetVariablesRequest, context: Context) -> None:
@@ -280,7 +288,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         upload = Upload(requests)
         header: service_pb.UploadBlobHeader = await upload.header()
         session = self._session(header.session_id)
-        blob_id = await session.upload_blob(header.size_bytes, upload.pieces(header.size_bytes))
+        with self._recordings.upload(session) as recorded:
+            blob_id = await session.upload_blob(header.size_bytes, recorded.pieces(upload.pieces(header.size_bytes)))
+            recorded.as_blob(blob_id)
         return service_pb.UploadBlobResponse(blob_id=blob_id)
 
     # -- files and policy
@@ -297,9 +307,10 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         mode = checks.file_mode(header.mode) if header.HasField("mode") else None
         if tar and (header.append or mode is not None):
             raise checks.invalid("append" if header.append else "mode", "is not for an archive")
-        file = await session.put_file(
-            path, size_bytes, upload.pieces(size_bytes), tar=tar, append=header.append, mode=mode
-        )
+        with self._recordings.upload(session, keeps=keeps_file(size_bytes)) as recorded:
+            pieces = recorded.pieces(upload.pieces(size_bytes))
+            file = await session.put_file(path, size_bytes, pieces, tar=tar, append=header.append, mode=mode)
+            recorded.as_file(header)
         return write(service_pb.PutFileResponse, file=file)
 
     async def GetFile(self, request: service_pb.GetFileRequest, context: Context) -> None:
@@ -338,6 +349,8 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         if action == "move":
             options["target"] = checks.path(request.move.target, "target")
         file = await session.manage_file(action, path, **options)
+        if action in ("mkdir", "move", "remove"):
+            self._record(session, "files", request)
         return write(service_pb.ManageFileResponse, file=file)
 
     async def WatchFiles(self, request: service_pb.WatchFilesRequest, context: Context) -> None:
@@ -352,12 +365,15 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
     async def TakeSavepoint(
         self, request: service_pb.TakeSavepointRequest, context: Context
     ) -> service_pb.TakeSavepointResponse:
-        answer = await self._session(request.session_id).savepoints.take()
+        session = self._session(request.session_id)
+        answer = await session.savepoints.take()
+        self._record(session, "savepoint", request)
         return write(service_pb.TakeSavepointResponse, answer)
 
     async def Rollback(self, request: service_pb.RollbackRequest, context: Context) -> service_pb.RollbackResponse:
         session = self._session(request.session_id)
         answer = await session.savepoints.roll_back(checks.savepoint(request.savepoint, "savepoint"))
+        self._record(session, "rollback", request)
         return write(service_pb.RollbackResponse, answer)
 
     async def ListSavepoints(
@@ -382,12 +398,43 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         session = self._session(await upload.header())
         async with _in_time():
             manifest = await session.restore_state(self._states, upload.all_pieces())
+        self._record_unseen(session, "a state that was restored")
         return write(service_pb.RestoreStateResponse, manifest=manifest)
 
     async def GetPolicy(self, request: service_pb.GetPolicyRequest, context: Context) -> service_pb.GetPolicyResponse:
         return service_pb.GetPolicyResponse(policy=to_wire.policy_to(self._policy().describe(current_principal.get())))
 
+    # -- recordings
+
+    async def ListRecordings(
+        self, request: service_pb.ListRecordingsRequest, context: Context
+    ) -> service_pb.ListRecordingsResponse:
+        return service_pb.ListRecordingsResponse(recordings=self._recordings.list(current_principal.get()))
+
+    async def GetRecording(self, request: service_pb.GetRecordingRequest, context: Context) -> None:
+        principal = current_principal.get()
+        about = self._recordings.find(principal, checks.identifier(request.session_id, "session_id"))
+        if not principal.is_admin:
+            self._policy().check_recording_fetch(principal)
+        async with _in_time(), aclosing(self._recordings.read(principal, about)) as parts:
+            async for part in parts:
+                await context.write(part)
+
+    def _record(self, session: Session, kind: str, request: Message) -> None:
+        """Records a request that was granted, if the session is recorded."""
+        if (recorder := self._recordings.recorder(session)) is not None:
+            recorder.request(kind, request)
+
+    def _record_unseen(self, session: Session, what: str) -> None:
+        if (recorder := self._recordings.recorder(session)) is not None:
+            recorder.unseen(what)
+
     # -- sessions and executions by id
+
+    def _session_with_ports(self, session_id: str) -> Session:
+        session = self._session(session_id)
+        self._record_unseen(session, "connections to ports of the sandbox")
+        return session
 
     def _session(self, session_id: str) -> Session:
         principal = current_principal.get()

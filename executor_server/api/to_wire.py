@@ -23,6 +23,7 @@ from executor_server.core import (
     NetworkRules,
     NetworkUsage,
     OutputCut,
+    OutputMode,
     Payload,
     ProcessEvent,
     ProcessOutput,
@@ -36,7 +37,7 @@ from executor_server.core import (
 from executor_server.packages import BuildInfo, EnvironmentInfo
 from executor_server.policy import PackagesSummary, PolicySummary
 from executor_server.sessions import Session, VariablesReply
-from executor_server.sessions.journal import ProcessLog
+from executor_server.sessions.journal import ExecutionRequest, ProcessLog, ToolFailure
 
 
 def session_to(session: Session) -> pb.Session:
@@ -82,6 +83,35 @@ def event_to(event: Event) -> pb.Event:
             return write(pb.Event, event, queued=kind)
         case LimitWarning():
             return write(pb.Event, event, limit_warning=kind)
+
+
+_OUTPUT_MODES = {
+    OutputMode.TRAILING_EXPRESSION: pb.OUTPUT_MODE_TRAILING_EXPRESSION,
+    OutputMode.LAST_STATEMENT: pb.OUTPUT_MODE_LAST_STATEMENT,
+    OutputMode.WHOLE_EXPRESSION: pb.OUTPUT_MODE_TRAILING_EXPRESSION,
+}
+
+
+def execute_request_to(request: ExecutionRequest) -> service_pb.ExecuteRequest:
+    """Returns the request that a client sent, without its session."""
+    asked = {name: value for name, value in vars(request.limits).items() if value is not None}
+    return service_pb.ExecuteRequest(
+        execution_id=request.execution_id,
+        code=request.code,
+        output_mode=_OUTPUT_MODES[request.mode],
+        limits=pb.Limits(**asked) if asked else None,
+        savepoint=request.savepoint,
+        branch=request.branch,
+        whole_output=request.mode is OutputMode.WHOLE_EXPRESSION,
+    )
+
+
+def tool_answer_to(call_id: str, answer: Payload | ToolFailure) -> service_pb.SubmitToolResultRequest:
+    """Returns the answer to a tool call as a client sent it, without its session and execution."""
+    if isinstance(answer, ToolFailure):
+        error = service_pb.ToolError(type=answer.type, message=answer.message, arguments=answer.arguments)
+        return service_pb.SubmitToolResultRequest(call_id=call_id, error=error)
+    return service_pb.SubmitToolResultRequest(call_id=call_id, value=_value_to(answer))
 
 
 def variables_to(reply: VariablesReply) -> service_pb.Variables:

@@ -60,6 +60,7 @@ from executor_server.core.model import (
     PolicyRef,
     Principal,
     Queued,
+    RecordRules,
     Result,
     SandboxSpec,
     SessionFacts,

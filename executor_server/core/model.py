@@ -182,6 +182,18 @@ class AuditRules:
 
 
 @dataclass(frozen=True)
+class RecordRules:
+    """The recording of a session by the daemon."""
+
+    mode: Literal["none", "events", "full"] = "none"
+    max_bytes: int = 256 * 2**20
+    total_bytes: int = 10 * 2**30  # of all recordings of a tenant
+    retention_s: float = 7 * 86400.0  # after the session's end
+    redact_tools: tuple[str, ...] = ()  # patterns of names
+    fetch: bool = True  # by the tenant
+
+
+@dataclass(frozen=True)
 class SessionSpec:
     """The approved description of a session: its sandbox and what its interpreter may do."""
 
@@ -198,6 +210,7 @@ class SessionSpec:
     tools: ToolRules = ToolRules()
     files: FileRules = FileRules()
     audit: AuditRules = AuditRules()
+    record: RecordRules = RecordRules()
     state: StateRules = StateRules()
     network: NetworkRules = NO_NETWORK
     processes: ProcessRules = DEFAULT_PROCESS_RULES

@@ -42,6 +42,7 @@ from executor_server.api.assembly.settings import (
     session_settings,
 )
 from executor_server.api.assembly.watchers import PolicyListeners, Watchers
+from executor_server.api.recordings import Recordings
 from executor_server.backends import Backend, HostFinding, HostSweeper, open_files
 from executor_server.backends.local import ForkServerStats, LocalBackend
 from executor_server.core import Principal, logs
@@ -197,7 +198,13 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     admission = _admission(control)
     approvals = Approvals(watchers.approval_observer())
     stack.callback(approvals.close)
-    hooks = SessionHooks(admission, observer, egress.service, approvals, environments.service.held_by, ids)
+    trail = watchers.trail
+    recordings = Recordings(own_state.recordings_path, *(() if trail is None else (trail.recording_fetched,)))
+    stack.push_async_callback(recordings.close)
+    await recordings.load()
+    hooks = SessionHooks(
+        admission, observer, egress.service, approvals, environments.service.held_by, ids, recorders=recordings
+    )
     sessions = SessionManager(backend, pool, registry, session_settings(config), hooks)
     sessions.on_end(views.session_closed)
     quotas.on_window_change(sessions.renew_windows)
@@ -227,6 +234,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
             sessions,
             archives,
             approvals,
+            recordings,
             in_fleet=node is not None,
             why_ended=views.why_ended,
         ),
@@ -236,10 +244,11 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         interceptors=watchers.interceptors,
     )
     server = _bind(stack, parts, control, node)
-    await watchers.serve_metrics(stack, config.metrics.listen, _sources(parts, watchers, environments))
+    await watchers.serve_metrics(stack, config.metrics.listen, _sources(parts, watchers, environments, recordings))
 
     # Before anything makes a sandbox: recovery destroys every sandbox that no session of an earlier daemon owns.
     await sessions.recover()
+    await recordings.start()
     _follow_policy(control, config, egress, pool, sessions)
     await sessions.start()
     await _start_background(stack, backend, policies)
@@ -393,7 +402,7 @@ def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
     """There is no audit log."""
 
 
-def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner) -> Sources:
+def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner, recordings: Recordings) -> Sources:
     return Sources(
         sessions=parts.sessions.list_all,
         pool=parts.pool.stats,
@@ -403,6 +412,7 @@ def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner) -
         backends=parts.backend.states if isinstance(parts.backend, BackendSet) else dict,
         environments=environments.service.statistics,
         fork_server=partial(_fork_server_stats, parts.backend),
+        recordings=recordings.stats,
     )
 
 

@@ -71,7 +71,7 @@ from executor_server.policy.requested import (
 )
 from executor_server.policy.requirement import read_requirement
 from executor_server.policy.tightening import tightened_to, why_sandbox_must_go
-from executor_server.policy.violations import with_advice
+from executor_server.policy.violations import rule_of, with_advice
 
 
 @dataclass(frozen=True)
@@ -262,6 +262,13 @@ class Policy:
             quotas=profile.quotas,
             **rules_of(profile),
         )
+
+    def check_recording_fetch(self, principal: Principal) -> None:
+        """Raises PolicyViolation if the caller may not fetch the recordings of its sessions."""
+        name, profile = self._profile_of(principal.tenant)
+        if not profile.record.fetch:
+            rule = rule_of(name, "record.fetch")
+            raise PolicyViolation((Violation("session_id", ViolationKind.DENIED, "its recording", "nothing", rule),))
 
     def warm_sandboxes(self, pool: PoolSection) -> tuple[WarmSandboxes, ...]:
         """Returns the sandboxes to keep ready: the named ones, else those of default sessions.

@@ -17,6 +17,7 @@ from executor_server.core import (
     PolicyRef,
     PortRules,
     ProcessRules,
+    RecordRules,
     StateRules,
     ToolRules,
     Violation,
@@ -58,6 +59,7 @@ class PolicySummary:
     backends: tuple[str, ...]
     tools: ToolRules
     files: FileRules
+    record: RecordRules
     network: NetworkSummary
     packages: PackagesSummary
     quotas: QuotasTable
@@ -116,6 +118,7 @@ def rules_of(profile: Profile) -> dict[str, Any]:
         "tools": value_of(ToolRules, profile.tools),
         "approval_wait_s": profile.approvals.wait_s,
         "files": value_of(FileRules, profile.files),
+        "record": value_of(RecordRules, profile.record),
         "state": value_of(StateRules, profile.state),
         "processes": value_of(
             ProcessRules, processes, allowed=not is_strict if processes.allowed is None else processes.allowed

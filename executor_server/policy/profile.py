@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from executor_api.limits import SAVEPOINTS_MAX
-from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, StateRules, ToolRules, is_covered
+from executor_server.core import LANGUAGE_RULES, AuditRules, FileRules, RecordRules, StateRules, ToolRules, is_covered
 from executor_server.core.config import (
     BackendName,
     Bytes,
@@ -228,6 +228,25 @@ class AuditTable(Section):
     viewers if this is `content` when the session is created."""
 
 
+class RecordTable(Section):
+    """Recordings of sessions, which the daemon keeps in its state directory (docs/recording.md). They hold code and
+    data of the tenants."""
+
+    mode: Literal["none", "events", "full"] = RecordRules.mode
+    """`events` records what happens in executions: code, output, images, tool calls with their answers, results.
+    `full` also records the variables and files that clients put into a session, so that it can run again."""
+    max_bytes: Bytes = RecordRules.max_bytes
+    """Bytes of one recording. It ends there, and the session goes on."""
+    total_bytes: Bytes = RecordRules.total_bytes
+    """Bytes of all recordings of a tenant. Above them, the oldest of ended sessions are removed."""
+    retention_s: Seconds = RecordRules.retention_s
+    """Seconds after its session's end until a recording is removed."""
+    redact_tools: ToolPatterns = ()
+    """Names of host tools whose arguments and answers are left out. What code prints of them is recorded."""
+    fetch: Flag = RecordRules.fetch
+    """True when a tenant may fetch the recordings of its sessions. Administrators may."""
+
+
 class ApprovalsTable(Section):
     """The waiting of requests that need an approval (`ask`)."""
 
@@ -257,6 +276,7 @@ class Profile(Section):
     approvals: ApprovalsTable = ApprovalsTable()
     quotas: QuotasTable = QuotasTable()
     audit: AuditTable = AuditTable()
+    record: RecordTable = RecordTable()
 
     @property
     def fingerprint(self) -> str:

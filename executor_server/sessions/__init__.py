@@ -7,6 +7,7 @@ files. Read `session.py` first, then `manager.py`.
 from executor_server.backends.channel import VariablesReply
 from executor_server.sessions.manager import SessionManager
 from executor_server.sessions.ports import PortConnection
+from executor_server.sessions.recorder import Recorders, RecordingStats
 from executor_server.sessions.session import Session
 from executor_server.sessions.set_up import SessionRequest
 from executor_server.sessions.shared import SessionHooks, SessionIds, SessionSettings

@@ -59,6 +59,7 @@ from executor_server.sessions.journal import (
     SessionRecord,
     ToolFailure,
 )
+from executor_server.sessions.recorder import SessionRecorder
 from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
 
 _log = structlog.get_logger(__name__)
@@ -143,6 +144,9 @@ class Executions:
                 execution.keep_code(code.encode())
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_started(self._session.facts, execution_id)
+            if (recorder := self._session.recorder) is not None:
+                recorder.begin(request)
+                execution.report_to(recorder.event)
         finally:
             give_back()
         self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
@@ -180,6 +184,8 @@ class Executions:
         submitted = Answer(call_id, _size_bytes(answer), isinstance(answer, ToolFailure))
         await self._admission.tool_answer(self._session.facts, execution_id, submitted)
         execution.submit_tool_result(call_id, answer)
+        if self._session.recorder is not None:
+            self._session.recorder.answer(execution_id, call_id, answer)
         self._observer.tool_answered(self._session.facts, execution_id, submitted)
 
     def stop(self, execution_id: str, reason: str) -> None:
@@ -239,6 +245,11 @@ class Executions:
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_recovered(self._session.facts, execution_id)
 
+    def report_to(self, recorder: SessionRecorder) -> None:
+        """Records the events that are kept of executions that an earlier daemon started."""
+        for execution in self.journal.executions:
+            execution.report_to(recorder.event)
+
     def resume(self) -> None:
         """Sends again what the guest may have missed, and decides the results that wait for a verdict."""
         for message, body in self.journal.resume(self._channel.sent_seq):
@@ -276,6 +287,8 @@ class Executions:
             self.journal.release(execution_id, call.call_id)
         else:
             text = f"the tool {call.name!r} was not called: {refusal}. Go on without it, or say that it was refused."
+            if self._session.recorder is not None:
+                self._session.recorder.unseen("calls of tools that were not approved")
             self.journal.deny(execution_id, call.call_id, ToolFailure("PermissionError", text))
 
     # -- calls of the journal ------------------------------------------------------------------------------------

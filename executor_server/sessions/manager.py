@@ -100,6 +100,9 @@ class SessionManager:
     def _add_recovered(self, session: Session, holders: Sequence[str]) -> None:
         key = _key(session)
         self._sessions[key] = session
+        session.recorder = self._hooks.recorders.recorder_of(session, is_recovered=True)
+        if session.recorder is not None:
+            session.executions.report_to(session.recorder)
         for lease_id in holders:
             session.leased = True
             self._leases.hold(key, lease_id)
@@ -174,6 +177,7 @@ class SessionManager:
             if request.lease_id is not None:
                 session.leased = True
                 self._leases.hold(key, request.lease_id)
+            session.recorder = self._hooks.recorders.recorder_of(session)
             self._hooks.observer.session_created(session.facts, time.monotonic() - started)
         finally:
             give_back()

@@ -35,6 +35,7 @@ from executor_server.sessions.liveness import GuestLiveness
 from executor_server.sessions.network import SessionNetwork
 from executor_server.sessions.ports import Ports
 from executor_server.sessions.processes import Processes
+from executor_server.sessions.recorder import SessionRecorder
 from executor_server.sessions.savepoints import SessionSavepoints
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from executor_server.sessions.watches import Watches
@@ -64,6 +65,7 @@ class Session:
         self.owner = record.owner
         self.facts, self.spec = facts_of(record), record.spec
         self.backend_name, self.warm = record.backend, record.warm
+        self.recorder: SessionRecorder | None = None  # set by the manager
         self.leased = False  # True when leases of clients hold it; set by the manager
         self.python_version, self.create_time_s = record.python_version, record.create_time_s
         self.missing_modules: tuple[str, ...] = ()  # needed or authorized, but not in the sandbox
@@ -240,6 +242,8 @@ class Session:
         """
         # The guest handles frames in order, so later executions run under the new rules.
         restricted = self.requests.restrict(spec)
+        if self.recorder is not None and spec.record != self.spec.record:
+            self.recorder.hold_to(spec.record)
         self.spec, self.life.look_at_s = spec, 0.0
         self.record = replace(self.record, spec=spec)
         self.facts = facts_of(self.record)

@@ -14,6 +14,7 @@ from executor_server.core.lifecycle import AdmissionController, Observer
 from executor_server.network.egress import Egress
 from executor_server.policy.approvals import Approvals
 from executor_server.sessions.journal import JournalMemory
+from executor_server.sessions.recorder import Recorders, SessionRecorder
 
 _ID_BYTES = 16
 
@@ -61,8 +62,8 @@ class SessionHooks:
 
     Asked before something happens in a session (admission), notified afterwards (observer). They serve the sessions
     that have a network (egress), ask people (approvals), find a sandbox's environment (environment_of), make session
-    ids (ids), and share the memory of journals and the reading from guests among tenants (memory, reading; set by the
-    manager).
+    ids (ids), are recorded (recorders), and share the memory of journals and the reading from guests among tenants
+    (memory, reading; set by the manager).
     """
 
     admission: AdmissionController = field(default_factory=AdmissionController)
@@ -73,6 +74,7 @@ class SessionHooks:
     ids: SessionIds = field(default_factory=SessionIds)
     memory: JournalMemory = field(default_factory=JournalMemory)
     reading: ReadingShares | None = None  # None: not shared
+    recorders: Recorders = field(default_factory=Recorders)
 
 
 class SessionServices(Protocol):
@@ -87,6 +89,11 @@ class SessionServices(Protocol):
     @property
     def spec(self) -> SessionSpec:
         """The current rules; a new policy may replace them at any await."""
+        ...
+
+    @property
+    def recorder(self) -> SessionRecorder | None:
+        """Records the session; None if it is not recorded."""
         ...
 
     def require_alive(self) -> None:

@@ -82,6 +82,8 @@ class Teardown:
             self._left[session.session_id] = session
             while len(self._left) > _MAX_LEFT:
                 self._left.popitem(last=False)
+        if session.recorder is not None:
+            session.recorder.end()
         await asyncio.sleep(0)  # the ends of its executions are reported first
         self._observer.session_ended(session.facts, reason)
         if self.on_end is not None:

@@ -19,7 +19,7 @@ from executor_server.packages import Statistics
 from executor_server.policy import Policy
 from executor_server.policy.audit import AuditStats
 from executor_server.policy.quotas import Quotas
-from executor_server.sessions import Session
+from executor_server.sessions import RecordingStats, Session
 from executor_server.sessions.pool import PoolStats
 from executor_server.telemetry.instruments import PREFIX, Described, Names
 from executor_server.telemetry.metrics import Metrics
@@ -95,6 +95,19 @@ AUDIT_COUNTERS = {
     "flushes": "Times that the audit log was synced to disk.",
 }
 
+RECORDINGS = Described(f"{PREFIX}recordings", "gauge", (), "Recordings of sessions that are kept.")
+RECORDINGS_BYTES = Described(f"{PREFIX}recordings_disk_bytes", "gauge", (), "Bytes on disk of recordings.")
+RECORDINGS_BEGUN = Described(
+    f"{PREFIX}recordings_begun_total", "counter", ("mode",), "Sessions whose recording began; `mode`: as in the policy."
+)
+RECORDINGS_CUT = Described(
+    f"{PREFIX}recordings_cut_total",
+    "counter",
+    ("reason",),
+    "Recordings that ended before their sessions; `reason`: `disk` (it can't be written), `slow` (the disk was slower"
+    " than the session), `size` or `policy`.",
+)
+
 FORKED = Described(
     f"{PREFIX}fork_server_sandboxes_total", "counter", (), "Sandboxes forked by the local backend's fork server."
 )
@@ -118,6 +131,10 @@ DESCRIBED = (
         for name, text in POOL_COUNTERS.items()
     ),
     *(Described(f"{PREFIX}{name}", "gauge", (), text) for name, (_, text) in ENVIRONMENT_GAUGES.items()),
+    RECORDINGS,
+    RECORDINGS_BYTES,
+    RECORDINGS_BEGUN,
+    RECORDINGS_CUT,
     FORKED,
     NOT_FORKED,
     AUDIT_FAILING,
@@ -137,6 +154,7 @@ class Sources:
     backends: Callable[[], Mapping[str, str]] = dict  # their states, where several run
     environments: Callable[[], Statistics] = Statistics
     fork_server: Callable[[], ForkServerStats] = ForkServerStats
+    recordings: Callable[[], RecordingStats] = RecordingStats
 
 
 class SourcesCollector(Collector):
@@ -164,6 +182,7 @@ class SourcesCollector(Collector):
         for name, (field, text) in ENVIRONMENT_GAUGES.items():
             yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=getattr(statistics, field))
         yield from self._fork_server()
+        yield from _recordings(self._sources.recordings())
         if self._sources.audit is not None:
             yield from _audit(self._sources.audit)
 
@@ -236,6 +255,18 @@ class SourcesCollector(Collector):
                     allowed.add_metric((tenant, name), most)
         yield uses
         yield allowed
+
+
+def _recordings(stats: RecordingStats) -> Iterator[Metric]:
+    for described, value in ((RECORDINGS, stats.kept), (RECORDINGS_BYTES, stats.kept_bytes)):
+        gauge = _gauge(described)
+        gauge.add_metric((), value)
+        yield gauge
+    for described, counts in ((RECORDINGS_BEGUN, stats.begun), (RECORDINGS_CUT, stats.ended_early)):
+        counter = CounterMetricFamily(described.name.removesuffix("_total"), described.meaning, labels=described.labels)
+        for label, count in counts.items():
+            counter.add_metric((label,), count)
+        yield counter
 
 
 def _audit(stats: AuditStats) -> Iterator[Metric]:

@@ -19,6 +19,7 @@ import grpc
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api.asking import Asking
+from executor_server.api.recordings import Recordings
 from executor_server.api.server import RpcServer, ServerSettings
 from executor_server.api.service import ExecutorService
 from executor_server.core import ExecutorError, NotFound, Principal, Reason, TcpAddress
@@ -185,7 +186,9 @@ def _node(
     current_policy: Callable[[], Policy],
     admin: admin_grpc.AdminServiceServicer,
 ) -> NodeServer:
-    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None), Approvals())
+    service = ExecutorService(
+        current_policy, cast("Any", sessions), cast("Any", None), Approvals(), Recordings(Path("unused"))
+    )
     linked = _Linked(name, sessions)
     return NodeServer(
         TcpAddress("127.0.0.1", 0),

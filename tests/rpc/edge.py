@@ -19,6 +19,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
 from executor_api.v1 import types_pb2
 from executor_server.api.peer_socket import PeerSocket
+from executor_server.api.recordings import Recordings
 from executor_server.api.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.api.service import ExecutorService
 from executor_server.backends.environments import Environment
@@ -331,7 +332,9 @@ def make_server(
     identities = Identities(tokens or Tokens(TOKEN), current_policy)
     if wanted():
         return FrontedServer(sessions, server_settings, identities, current_policy, reload=front_reload, **more)
-    service = ExecutorService(current_policy, cast("Any", sessions), cast("Any", None), Approvals())
+    service = ExecutorService(
+        current_policy, cast("Any", sessions), cast("Any", None), Approvals(), Recordings(Path("unused"))
+    )
     return RpcServer(service, identities, server_settings, **more)
 
 

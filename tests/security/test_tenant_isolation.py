@@ -19,6 +19,7 @@ from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as services
 from executor_api.v1 import types_pb2 as types
 from executor_server.api.auth import current_principal
+from executor_server.api.recordings import Recordings
 from executor_server.api.service import ExecutorService
 from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import ExecutorError
@@ -39,7 +40,9 @@ CALL = "the-call"
 PROCESS = "the-process"
 METHODS = {method.name for method in pb.DESCRIPTOR.services_by_name["ExecutorService"].methods}
 # A lease of another tenant is answered like one that there is not (tests/unit/sessions/test_owners.py).
-NAME_NOTHING = {"CreateSession", "PrepareEnvironment", "ListSessions", "GetPolicy", "RenewLease", "EndLease"}
+NAME_NOTHING = {
+    "CreateSession", "PrepareEnvironment", "ListSessions", "GetPolicy", "RenewLease", "EndLease", "ListRecordings"
+}  # fmt: skip
 VALUE = types.Value(packed=types.Payload(inline=values.encode(1)))
 
 # Each call that names something, as a request or the messages of an upload, for a session.
@@ -83,6 +86,7 @@ CALLS: dict[str, Callable[[str], Any]] = {
     "Rollback": lambda s: pb.RollbackRequest(session_id=s, savepoint=1),
     "ListSavepoints": lambda s: pb.ListSavepointsRequest(session_id=s),
     "ExportState": lambda s: pb.ExportStateRequest(session_id=s),
+    "GetRecording": lambda s: pb.GetRecordingRequest(session_id=s),
     "RestoreState": lambda s: [pb.RestoreStateRequest(session_id=s), pb.RestoreStateRequest(data=b"x")],
 }
 
@@ -248,7 +252,7 @@ async def manager(tmp_path: Path) -> AsyncIterator[SessionManager]:
 async def test_the_way_to_no_is_the_same_line_by_line(manager: SessionManager, method: str) -> None:
     """Timing reveals nothing where the same lines run on values of the same form."""
     session = await manager.create(Principal("victim", "x"), SessionRequest("r", session_spec(SPEC)))
-    service = ExecutorService(cast("Any", None), manager, cast("Any", None), Approvals())
+    service = ExecutorService(cast("Any", None), manager, cast("Any", None), Approvals(), Recordings(Path("unused")))
     current_principal.set(Principal("stranger", "x"))
     ways = [
         await way_to_refusal(service, method, CALLS[method](session_id))

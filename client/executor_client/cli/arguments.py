@@ -95,6 +95,13 @@ exit codes:
   with --execute: 0 if all went as recorded, 3 at a divergence, 4 if the recording is too incomplete to say
 """
 
+_GET_EXAMPLES = """\
+examples:
+  executor record list
+  executor record get 3f2a                  writes 3f2a81….rxr
+  executor record get 3f2a -o run.rxr && executor replay run.rxr
+"""
+
 _DIFF_EXAMPLES = """\
 exit codes:
   0 without a difference, 3 with one, 4 without one if a recording is incomplete
@@ -260,6 +267,13 @@ def _add_replay(commands: Any) -> None:
 def _add_record(commands: Any) -> None:
     record = make_command(commands, "record", "work with recordings of sessions")
     actions = record.add_subparsers(metavar="ACTION", parser_class=Parser, required=True)
+    listed = make_command(actions, "list", "list the recordings that the daemon made of your sessions")
+    listed.set_defaults(command="record list")
+    listed.add_argument("--json", action="store_true", help="print them as JSON")
+    got = make_command(actions, "get", "get the recording that the daemon made of a session", _GET_EXAMPLES)
+    got.set_defaults(command="record get")
+    got.add_argument("session", metavar="SESSION", help="the id of the session, or its beginning")
+    got.add_argument("-o", "--output", type=Path, metavar="FILE", help="where to write it (default: SESSION.rxr)")
     diff = make_command(actions, "diff", "compare two recordings step by step", _DIFF_EXAMPLES)
     diff.set_defaults(command="record diff")
     diff.add_argument("before", type=Path, metavar="A", help="a recording")

@@ -394,6 +394,8 @@ _COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int
     "rename": _rename_session,
     "policy": _show_policy,
     "replay": recordings.execute_recording,
+    "record list": recordings.list_all,
+    "record get": recordings.get,
     "approvals": approving.watch,
     "approvals decide": approving.decide,
     "env build": environments.build,

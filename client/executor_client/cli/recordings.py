@@ -1,4 +1,4 @@
-"""`executor replay` and `executor record diff`: shows recordings, runs them again, and compares two."""
+"""`executor replay` and `executor record`: shows recordings, runs them again, compares two, and gets the daemon's."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from executor_client._core.local import NewFile
+from executor_client._core.terminal import aligned
 from executor_client.cli.console import Console
 from executor_client.client import ExecutorClient
 from executor_client.errors import InvalidRequest
@@ -19,11 +20,13 @@ from executor_client.replays.page import page_pieces
 from executor_client.replays.steps import calls_of
 from executor_client.replays.timeline import answer_text, completeness, frames, lacking, moment_text
 from executor_client.replays.transcript import PAUSE_S_MAX, cast_lines, pieces
+from executor_client.results import RecordingInfo
 
 EXIT_SAME = 0
 EXIT_DIVERGED = 3
 EXIT_UNVERIFIED = 4
 
+_HEADER = ("SESSION", "TENANT", "MODE", "BEGUN", "SIZE", "ENDED")
 _PRIVATE = 0o600  # as the recording
 
 
@@ -90,6 +93,39 @@ def execute_recording(client: ExecutorClient, options: argparse.Namespace, conso
     if replayed.divergence is not None or replayed.unverified:
         return EXIT_UNVERIFIED if replayed.divergence is None else EXIT_DIVERGED
     console.show_lines([f"verified: all {replayed.steps} steps went as recorded"])
+    return EXIT_SAME
+
+
+def list_all(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    """Lists the recordings that the daemon made. Raises ExecutorClientError."""
+    found = client.list_recordings()
+    if options.json:
+        console.show_json(found)
+    else:
+        console.show_lines(aligned([_HEADER, *map(_row, found)]))
+    return EXIT_SAME
+
+
+def _row(info: RecordingInfo) -> tuple[str, ...]:
+    ended = "goes on" if info.end_time is None else f"{info.end_time.astimezone():%Y-%m-%d %H:%M}"
+    if info.ended:
+        ended = f"{ended} (incomplete: {info.ended})"
+    begun = f"{info.create_time.astimezone():%Y-%m-%d %H:%M}"
+    return (info.session_id, info.tenant, info.mode, begun, f"{info.size_bytes:,} B", ended)
+
+
+def get(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
+    """Gets the recording that the daemon made of a session. Raises ExecutorClientError."""
+    names = [each.session_id for each in client.list_recordings() if each.session_id.startswith(options.session)]
+    if len(names) != 1:
+        found = f"{len(names)} recordings begin with it; give more of the id" if names else "see: executor record list"
+        raise InvalidRequest(f"there is no one recording of a session {options.session!r}: {found}")
+    path = options.output or Path(f"{names[0]}.rxr")
+    try:
+        client.get_recording(names[0], path)
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be written: {error}") from error
+    console.remark(f"written to {path}")
     return EXIT_SAME
 
 

@@ -4,8 +4,8 @@ It contains `lock` (held by the daemon as long as it lives), `token` (the bearer
 themselves), `tokens.json` (the tokens of tenants), `executor.sock` and `peers.sock` (the local sockets), `registry.db`
 and `journals/` (from which a later daemon recovers the sessions), `usage.db` (the tenants' usage in the last hour),
 `ended.db` (sessions that ended), `state.key` (which signs the states of sessions), `states/` (states that are being
-exported or restored), `node/` (what a node of a fleet must remember, and what it has from its front), and `sandboxes/`
-(the backend's).
+exported or restored), `recordings/` (of sessions), `node/` (what a node of a fleet must remember, and what it has from
+its front), and `sandboxes/` (the backend's).
 """
 
 from __future__ import annotations
@@ -72,6 +72,7 @@ class StateDir:
     ended_path = _Entry("ended.db")
     state_key_path = _Entry("state.key")
     states_path = _Entry("states")
+    recordings_path = _Entry("recordings")
     egress_path = _Entry("egress")
     """The egress proxy's authority and its file for sandboxes."""
     node_path = _Entry("node")

@@ -22,7 +22,7 @@ from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.api.front_sessions import SessionNames, in_order, lost_session, of_node
 from executor_server.fleet.api.node_calls import RETRY_S, ask, ask_all, time_left_s
 from executor_server.fleet.api.session_creator import SessionCreator
-from executor_server.fleet.membership import Tombstone
+from executor_server.fleet.membership import Tombstone, node_of
 from executor_server.policy import Policy
 
 BY_HAND = frozenset({"GetSession", "RenameSession", "DeleteSession"})
@@ -91,6 +91,14 @@ class FrontService(service_grpc.ExecutorServiceServicer):
         sessions = [session for node, answer in answers for session in of_node(node, answer.sessions)]
         sessions += map(lost_session, self._fleet.members.sessions.tombstones_of(principal.tenant))
         return service_pb.ListSessionsResponse(sessions=in_order(sessions))
+
+    async def ListRecordings(
+        self, request: service_pb.ListRecordingsRequest, context: Context
+    ) -> service_pb.ListRecordingsResponse:
+        answers = await ask_all(self._fleet.links(), "ListRecordings", request, current_principal.get())
+        found = [each for node, answer in answers for each in answer.recordings if node_of(each.session_id) == node]
+        found.sort(key=lambda each: each.create_time.ToNanoseconds())
+        return service_pb.ListRecordingsResponse(recordings=found)
 
     async def DeleteSession(
         self, request: service_pb.DeleteSessionRequest, context: Context

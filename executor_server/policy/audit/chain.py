@@ -112,6 +112,7 @@ class AuditKind(enum.StrEnum):
     TOKENS_RELOADED = "tokens_reloaded"
     ADMIN_CALLED = "admin_called"
     CONTENT_VIEWED = "content_viewed"
+    RECORDING_FETCHED = "recording_fetched"
     GUEST_MISBEHAVED = "guest_misbehaved"
     FILE_REMOVED = "file_removed"
     AUDIT_GAP = "audit_gap"

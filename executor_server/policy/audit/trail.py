@@ -194,6 +194,11 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
         """An administrator's call is about to be made. `target` is its session or tenant, if it has one."""
         self._log.write(AuditKind.ADMIN_CALLED, {**of_principal(principal), "method": method, "target": target})
 
+    def recording_fetched(self, caller: Principal, session_id: str, tenant: str) -> None:
+        """The recording of a tenant's session is about to be sent."""
+        fields = {"tenant": tenant, "session": session_id, "by_tenant": caller.tenant, "by": caller.name}
+        self._log.write(AuditKind.RECORDING_FETCHED, fields)
+
     # -- refusals --------------------------------------------------------------------------------------------------
 
     def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:

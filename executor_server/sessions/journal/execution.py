@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, Protocol
@@ -66,6 +67,10 @@ class ToolFailure:
     arguments: bytes = b""  # packed, and passed on unread
 
 
+OnEvent = Callable[[str, Event, int], None]
+"""Called with the id of an execution, an event and its bytes in memory. Must neither wait nor raise."""
+
+
 class ExecutionOwner(Protocol):
     """The journal, as far as its executions use it."""
 
@@ -107,6 +112,7 @@ class Execution(EventLog[Event]):
         self.code = b""  # its beginning, if it is kept for viewers
         self.code_bytes = 0  # of all of it; 0: not known
         self._owner = owner
+        self._on_event: OnEvent | None = None
         self._journal_limit = journal_bytes
         self._open_calls: dict[str, bool] = {}  # call id → answered
         self._answered: deque[str] = deque()
@@ -142,7 +148,10 @@ class Execution(EventLog[Event]):
         """
         if self.done:
             return
-        self._append(Event(self.last_number + 1, kind), max(_content_bytes(kind), frame_bytes))
+        event, size_bytes = Event(self.last_number + 1, kind), max(_content_bytes(kind), frame_bytes)
+        self._append(event, size_bytes)
+        if self._on_event is not None:
+            self._on_event(self.execution_id, event, size_bytes)
         if isinstance(kind, ToolCall):
             self._open_calls[kind.call_id] = False
             if self.start_time_s is not None:
@@ -150,6 +159,12 @@ class Execution(EventLog[Event]):
         elif isinstance(kind, Result):
             self._finish()
         self.trim()
+
+    def report_to(self, on_event: OnEvent) -> None:
+        """Calls `on_event` with each event: with those that are kept now, and with each new one."""
+        for event, size_bytes in zip(self._journal, self._costs, strict=True):
+            on_event(self.execution_id, event, size_bytes)
+        self._on_event = on_event
 
     def trim(self) -> None:
         """Drops events down to the limit; stops the reading from the guest if that is not enough."""

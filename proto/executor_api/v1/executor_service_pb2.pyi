@@ -811,16 +811,10 @@ class GetRecordingResponse(_message.Message):
     BLOB_CHUNK_FIELD_NUMBER: _ClassVar[int]
     COMPLETENESS_FIELD_NUMBER: _ClassVar[int]
     recording: RecordingInfo
-    entries: RecordedEntries
+    entries: bytes
     blob_chunk: _types_pb2.BlobChunk
     completeness: RecordingCompleteness
-    def __init__(self, recording: _Optional[_Union[RecordingInfo, _Mapping]] = ..., entries: _Optional[_Union[RecordedEntries, _Mapping]] = ..., blob_chunk: _Optional[_Union[_types_pb2.BlobChunk, _Mapping]] = ..., completeness: _Optional[_Union[RecordingCompleteness, _Mapping]] = ...) -> None: ...
-
-class RecordedEntries(_message.Message):
-    __slots__ = ("entries",)
-    ENTRIES_FIELD_NUMBER: _ClassVar[int]
-    entries: _containers.RepeatedCompositeFieldContainer[RecordedEntry]
-    def __init__(self, entries: _Optional[_Iterable[_Union[RecordedEntry, _Mapping]]] = ...) -> None: ...
+    def __init__(self, recording: _Optional[_Union[RecordingInfo, _Mapping]] = ..., entries: _Optional[bytes] = ..., blob_chunk: _Optional[_Union[_types_pb2.BlobChunk, _Mapping]] = ..., completeness: _Optional[_Union[RecordingCompleteness, _Mapping]] = ...) -> None: ...
 
 class RecordedEntry(_message.Message):
     __slots__ = ("time_s", "kind", "step", "redacted", "message", "json")

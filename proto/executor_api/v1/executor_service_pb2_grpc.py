@@ -589,8 +589,8 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetRecording(self, request, context):
-        """Streams the recording of a session that goes on or has ended, up to now: its description, then entries and the
-        blobs that they name, which come before them. A stream of more than 2 GiB is not sent: the recording is shorter.
+        """Streams the recording of a session that goes on or has ended, up to now: its description, then its entries and the
+        blobs that they name. A recording has less than 2 GiB.
         NOT_FOUND (no such recording, or it is past its retention), PERMISSION_DENIED (the policy: record.fetch),
         RESOURCE_EXHAUSTED (too many are read at one time). Repeating is harmless.
         """

@@ -1,0 +1,166 @@
+"""Takes what a session reports, in the event loop, and hands it to the recordings' thread.
+
+Nothing here waits: what the thread has not written yet is held in memory, and a recording that would hold more than
+`HELD_BYTES_MAX` ends, because the disk is slower than the session.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+from google.protobuf.message import Message
+
+from executor_api.recordings import FILE_BYTES_RECORDED_MAX
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_server.api.recordings.writer import RecordingWriter
+from executor_server.core import Event, Payload, RecordRules
+from executor_server.sessions.journal import ExecutionRequest, ToolFailure
+
+HELD_BYTES_MAX = 64 << 20
+"""Bytes of one recording that wait to be written."""
+_ITEM_BYTES = 512
+
+
+class WriterThread(Protocol):
+    """The thread that writes recordings."""
+
+    def soon(self, recorder: Recorder) -> None:
+        """Must take and write what a recorder holds."""
+        ...
+
+
+class Recorder:
+    """Records one session; implements `sessions.recorder.SessionRecorder`."""
+
+    def __init__(self, writer: RecordingWriter, thread: WriterThread, on_end: Callable[[Recorder], None]) -> None:
+        self.writer = writer
+        self.held_bytes = 0  # also of what the thread writes now
+        self.is_over = False
+        self._thread = thread
+        self._on_end = on_end
+        self._items: list[tuple[Any, ...]] = []
+        self._new_bytes = 0
+        self._uploads = 0
+
+    # -- what a session reports ----------------------------------------------------------------------------------
+
+    def begin(self, request: ExecutionRequest) -> None:
+        self.put(len(request.code), RecordingWriter.begin, request)
+
+    def event(self, execution_id: str, event: Event, size_bytes: int) -> None:
+        self.put(size_bytes, RecordingWriter.event, execution_id, event)
+
+    def answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
+        size_bytes = len(answer) if isinstance(answer, bytes) else 0
+        self.put(size_bytes, RecordingWriter.answer, execution_id, call_id, answer)
+
+    def unseen(self, what: str) -> None:
+        self.put(0, RecordingWriter.unseen, what)
+
+    def hold_to(self, rules: RecordRules) -> None:
+        self.put(0, RecordingWriter.hold_to, rules)
+
+    def end(self) -> None:
+        if not self.is_over:
+            self.put(0, RecordingWriter.close)
+            self.is_over = True
+            self._on_end(self)
+
+    # -- what the calls of clients report ------------------------------------------------------------------------
+
+    def request(self, kind: str, request: Message) -> None:
+        """Records a request that was granted."""
+        copy = type(request)()
+        copy.CopyFrom(request)  # the writer puts its own payloads in the place of the client's
+        copy.ClearField("session_id")
+        self.put(copy.ByteSize(), RecordingWriter.request, kind, copy)
+
+    @contextmanager
+    def upload(self, *, keeps: bool) -> Iterator[RecordedUpload]:
+        """Records an upload, which the block makes a blob or a file. Forgets it otherwise."""
+        self._uploads += 1
+        upload = RecordedUpload(self, self._uploads, keeps=keeps)
+        try:
+            yield upload
+        finally:
+            self.put(0, RecordingWriter.drop, upload.number)  # without effect on what became something
+
+    # -- for the thread's owner ----------------------------------------------------------------------------------
+
+    def start(self, head: dict[str, Any] | None) -> None:
+        """Makes the files, or goes on with those of an earlier daemon if there is no head."""
+        if head is None:
+            self.put(0, RecordingWriter.reopen)
+        else:
+            self.put(0, RecordingWriter.create, head)
+
+    def take(self) -> tuple[list[tuple[Any, ...]], int]:
+        """Returns what is to be written, in order, and its bytes; they are held until `wrote` is called."""
+        items, self._items = self._items, []
+        size_bytes, self._new_bytes = self._new_bytes, 0
+        return items, size_bytes
+
+    def wrote(self, size_bytes: int) -> None:
+        self.held_bytes -= size_bytes
+
+    @property
+    def new_bytes(self) -> int:
+        """Bytes that nobody has taken yet."""
+        return self._new_bytes
+
+    def put(self, size_bytes: int, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
+        """Has the thread call a method of the writer, which needs `size_bytes` of memory until then."""
+        if self.is_over or (self.writer.ended and method is not RecordingWriter.close):
+            return
+        if self.held_bytes > HELD_BYTES_MAX and method is not RecordingWriter.close:
+            method, arguments, options = RecordingWriter.end_early, ("the disk is slower than the session", "slow"), {}
+            size_bytes = 0
+        self.held_bytes += size_bytes + _ITEM_BYTES
+        self._new_bytes += size_bytes + _ITEM_BYTES
+        self._items.append((method, time.time(), arguments, options))
+        self._thread.soon(self)
+
+
+class RecordedUpload:
+    """One upload of a client, while it arrives."""
+
+    def __init__(self, recorder: Recorder, number: int, *, keeps: bool) -> None:
+        self.number = number
+        self._recorder = recorder
+        self._keeps = keeps
+
+    async def pieces(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        """Passes the pieces on."""
+        async for piece in pieces:
+            self._recorder.put(len(piece), RecordingWriter.piece, self.number, piece, keeps=self._keeps)
+            yield piece
+
+    def as_blob(self, blob_id: str) -> None:
+        self._recorder.put(0, RecordingWriter.uploaded, self.number, blob_id)
+
+    def as_file(self, header: service_pb.PutFileHeader) -> None:
+        copy = service_pb.PutFileHeader()
+        copy.CopyFrom(header)
+        copy.ClearField("session_id")
+        self._recorder.put(0, RecordingWriter.put, self.number, copy)
+
+
+class NoUpload:
+    """An upload to a session that is not recorded."""
+
+    def pieces(self, pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+        return pieces
+
+    def as_blob(self, blob_id: str) -> None:
+        """Records nothing."""
+
+    def as_file(self, header: service_pb.PutFileHeader) -> None:
+        """Records nothing."""
+
+
+def keeps_file(size_bytes: int) -> bool:
+    """Returns True if a recording has the content of a file of this size."""
+    return size_bytes <= FILE_BYTES_RECORDED_MAX

@@ -22,8 +22,6 @@ EXPORTS_MAX = 2
 """Files that are written at a time: images are decoded and written anew."""
 EXPORT_CHARS_MAX = 64 << 20
 """Characters of a file after which the rest is left out."""
-RUNNING_S = 1.0
-"""Seconds to read what there is of an execution that still runs."""
 
 
 class Export:
@@ -34,36 +32,28 @@ class Export:
         self._view = view
         self._page = Page()
         self._begin_s = view.owned.session.create_time.ToMilliseconds() / 1000
-        self._chars = 0
 
     async def pieces(self) -> AsyncGenerator[str, None]:
         """Yields the text of the file. What the daemon refuses is said in it."""
         session = self._view.owned.session
+        chars = 0
         about = f"Exported {moment_text(time.time())}."
         yield self._page.begin(f"Session {session.session_id}", about)
         for text in self._facts():
             yield self._page.add(Frame(0.0, 0, FrameKind.NOTE, text))
         try:
-            listing = await self._daemon.admin.ListExecutions(
-                admin_pb.ListExecutionsRequest(session_id=session.session_id)
-            )
-            for number, view in enumerate(listing.executions, 1):
-                async with aclosing(self._frames(number, view)) as frames:
-                    async for frame in frames:
-                        # Images are decoded.
-                        text = await asyncio.to_thread(self._page.add, frame)
-                        self._chars += max(len(text), len(frame.text))
-                        yield text
-                if self._chars > EXPORT_CHARS_MAX:
-                    yield self._page.add(self._note("The rest is left out: the file would be too large."))
-                    break
+            async with aclosing(self._frames()) as frames:
+                async for frame in frames:
+                    text = await asyncio.to_thread(self._page.add, frame)  # images are decoded
+                    chars += max(len(text), len(frame.text))
+                    yield text
+                    if chars > EXPORT_CHARS_MAX:
+                        yield self._page.add(_note("The rest is left out: the file would be too large."))
+                        break
         except DaemonError as error:
             ended = "The session has ended, and its steps are no longer kept."
-            yield self._page.add(self._note(ended if error.status == "NOT_FOUND" else error.message))
+            yield self._page.add(_note(ended if error.status == "NOT_FOUND" else error.message))
         yield self._page.end()
-
-    def _note(self, text: str) -> Frame:
-        return Frame(0.0, 0, FrameKind.NOTE, text)
 
     def _facts(self) -> Iterator[str]:
         owned, session, use = self._view.owned, self._view.owned.session, self._view.use
@@ -76,25 +66,28 @@ class Export:
             yield f"Policy: profile {session.policy.profile}, version {session.policy.version}"
         yield f"{use.executions:,} executions, {use.cpu_time_s:.1f} s of CPU time"
 
-    async def _frames(self, number: int, view: admin_pb.ExecutionView) -> AsyncGenerator[Frame, None]:
-        """Yields the frames of one execution."""
-        request = admin_pb.FollowExecutionRequest(
-            session_id=self._view.owned.session.session_id, execution_id=view.execution_id
-        )
-        steps = _Step(number, self._begin_s)
-        is_running = not view.HasField("result")
-        until_s = time.monotonic() + RUNNING_S
-        async with aclosing(self._daemon.admin.FollowExecution(request)) as messages:
-            while not steps.has_ended:
-                left_s = until_s - time.monotonic() if is_running else None
-                try:
-                    message = await asyncio.wait_for(anext(messages), left_s)
-                except (StopAsyncIteration, TimeoutError):
+    async def _frames(self) -> AsyncGenerator[Frame, None]:
+        """Yields the frames of what is kept by now."""
+        request = admin_pb.FollowSessionRequest(session_id=self._view.owned.session.session_id)
+        step: _Step | None = None
+        number = 0
+        async with aclosing(self._daemon.admin.FollowSession(request)) as messages:
+            async for message in messages:
+                for part in message.parts:
+                    if part.HasField("execution"):
+                        number = number + 1 if number else part.execution.number
+                        step = _Step(number, self._begin_s)
+                    if step is not None:
+                        for frame in await asyncio.to_thread(step.frames, part):
+                            yield frame
+                if message.complete:
                     break
-                for frame in await asyncio.to_thread(steps.frames, message):
-                    yield frame
-        if not steps.has_ended:
-            yield steps.note("it had not ended")
+        if step is not None and not step.has_ended:
+            yield step.note("it had not ended")
+
+
+def _note(text: str) -> Frame:
+    return Frame(0.0, 0, FrameKind.NOTE, text)
 
 
 class _Step:

@@ -38,7 +38,6 @@ class Part:
 class Step:
     """One execution: its head, its code, its parts, and its end."""
 
-    number: int
     head: Part
     code: Part
     end: Part
@@ -50,8 +49,8 @@ class Step:
     def element(self) -> str:
         parts = "".join(part.element() for part in self.parts)
         return (
-            f'<li id="step-{self.number}">{self.head.element()}{self.code.element()}'
-            f'<div class="parts" id="parts-{self.number}">{parts}</div>{self.end.element()}</li>'
+            f'<li id="step-{self.head.number}">{self.head.element()}{self.code.element()}'
+            f'<div class="parts" id="parts-{self.head.number}">{parts}</div>{self.end.element()}</li>'
         )
 
 
@@ -63,7 +62,6 @@ class Feed:
         self._numbers = 0
         self._removed: deque[tuple[int, int, str]] = deque(maxlen=REMOVED_MAX)  # when it was made, removed; its id
         self.steps: deque[Step] = deque()
-        self.dropped_steps = 0
         self.panel = self._part("div", "")
         """The state of the session, next to its steps."""
         self.note = self._part("div", "")
@@ -71,15 +69,18 @@ class Feed:
 
     # -- writing -------------------------------------------------------------------------------------------------
 
-    def begin(self, number: int) -> Step:
+    def begin(self) -> Step:
         """Adds a step."""
-        step = Step(number, self._part("header", ""), self._part("div", ""), self._part("div", ""))
+        step = Step(self._part("header", ""), self._part("div", ""), self._part("div", ""))
         self.steps.append(step)
         if len(self.steps) > STEPS_MAX:
-            gone = self.steps.popleft()
-            self.dropped_steps += 1
-            self._remove(gone.head.made, f"step-{gone.number}")
+            self.remove(self.steps[0])
         return step
+
+    def remove(self, step: Step) -> None:
+        """Removes a step."""
+        self.steps.remove(step)
+        self._remove(step.head.made, f"step-{step.head.number}")
 
     def add(self, step: Step, html: str) -> Part:
         """Adds a part to a step."""
@@ -136,5 +137,5 @@ class Feed:
             kept = (step.head, step.code, step.end, *step.parts)
             pieces += [part.element("true") for part in kept if part.made <= since < part.changed]
             if new := [part.element() for part in step.parts if part.made > since]:
-                pieces.append(f'<div hx-swap-oob="beforeend:#parts-{step.number}">{"".join(new)}</div>')
+                pieces.append(f'<div hx-swap-oob="beforeend:#parts-{step.head.number}">{"".join(new)}</div>')
         return "".join(pieces)

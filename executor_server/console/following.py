@@ -1,7 +1,7 @@
 """Follows sessions that somebody looks at, once for all viewers of a session.
 
-A `Watch` has two tasks: one follows the executions of its session in order and writes them into the feed, one keeps the
-panel with the session's state up to date. It ends `LINGER_S` after its last viewer has left. What an execution sends is
+A `Watch` follows the executions of its session, whose events it writes into the feed, and keeps the panel with the
+session's state up to date. It ends `LINGER_S` after its last viewer has left. What an execution sends is
 an attacker's: blobs, values, texts and numbers are bounded here before they become HTML.
 """
 
@@ -32,8 +32,11 @@ WATCHES_MAX = 32
 """Sessions that are followed at a time. Each takes at most 5 MiB."""
 LINGER_S = 30.0
 """Seconds for which a session is followed after its last viewer has left."""
-REFRESH_S = 2.0
-"""Seconds between two looks at the processes, ports and connections of a session."""
+REFRESH_MIN_S = 2.0
+REFRESH_S = 15.0
+"""Seconds between two looks at the processes, ports and connections of a session: at least and at most."""
+LAST_STEPS_S = 2.0
+"""Seconds for the last steps of a session that has ended to arrive."""
 RETRY_S = 1.0
 REFUSED_RETRY_S = 30.0
 TEXT_CHARS_MAX = 8_000
@@ -122,8 +125,7 @@ class StepWriter:
         self._outcome = ""
         self._result: pb.ExecutionResult | None = None
         self._shown_before: tuple[object, ...] = ()
-        self.last_event = 0
-        self._step: Step = feed.begin(number)
+        self._step: Step = feed.begin()
         self._write_head()
 
     async def take(self, message: admin_pb.FollowExecutionResponse) -> None:
@@ -135,7 +137,6 @@ class StepWriter:
         self._missed += message.missed_events
         for followed in message.events:
             event = followed.event
-            self.last_event = max(self.last_event, event.number)
             kind = event.WhichOneof("kind")
             if kind == "blob_chunk":
                 self._blobs.add(event.blob_chunk)
@@ -158,9 +159,13 @@ class StepWriter:
         """True when it has its result."""
         return self._result is not None
 
-    def refuse(self, text: str) -> None:
-        """Says why the execution can't be followed."""
-        self._feed.replace(self._step.end, self._templates("session_note.html", text=text))
+    @property
+    def execution_id(self) -> str:
+        return self._view.execution_id
+
+    def remove(self) -> None:
+        """Takes the execution out of the feed."""
+        self._feed.remove(self._step)
 
     def _write_head(self) -> None:
         head = self._templates(
@@ -319,6 +324,10 @@ class Watch:
         self._daemon = daemon
         self._templates = templates
         self._pictures = pictures
+        self._inspected: panel.Inspected | None = None
+        self._writer: StepWriter | None = None  # of the last execution
+        self._number = 0  # of that
+        self._last_id = ""  # the last execution that has ended
         self._task = asyncio.create_task(self._run())
 
     @property
@@ -354,12 +363,19 @@ class Watch:
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                steps = tasks.create_task(self._again(self._follow_all))
-                await self._again(self._describe)  # ends with the session
-                steps.cancel()
+                following = tasks.create_task(self._again(self._follow))
+                others = [tasks.create_task(each) for each in (self._again(self._inspect), self._heed_approvals())]
+                await self._heed_changes()
+                if self.has_ended and self.caught_up.is_set():
+                    await asyncio.wait([following], timeout=LAST_STEPS_S)
+                for task in (following, *others):
+                    task.cancel()
         except Exception:  # noqa: BLE001 - it has no other owner that could say so
             _log.exception("following_failed", session_id=self.session_id)
+            self._note("The console failed; its log has the reason. Load the page again.")
         finally:
+            if self.has_ended and not self.feed.steps:
+                self._note("Its steps are no longer kept.")
             self.caught_up.set()
             self.changes.notify()
 
@@ -370,10 +386,11 @@ class Watch:
                 await work()
                 return
             except DaemonError as error:
-                if not error.is_away:
+                is_refused = not error.is_away and error.status != "NOT_FOUND"  # of that the table will tell
+                if is_refused:
                     self._note(error.message)
                     self.caught_up.set()
-                await asyncio.sleep(RETRY_S if error.is_away else REFUSED_RETRY_S)
+                await asyncio.sleep(REFUSED_RETRY_S if is_refused else RETRY_S)
 
     def _note(self, text: str) -> None:
         self.feed.replace(self.feed.note, self._templates("session_note.html", text=text) if text else "")
@@ -381,74 +398,80 @@ class Watch:
 
     # -- the session -------------------------------------------------------------------------------------------------
 
-    async def _describe(self) -> None:
-        """Keeps the panel up to date until the session has ended, or nobody looks any more."""
+    async def _heed_changes(self) -> None:
+        """Shows what the table of sessions says, until the session has ended, or nobody looks any more."""
+        shown, changes = None, self._daemon.sessions_changes
+        while not self.is_unseen:
+            seen, view = changes.count, self._daemon.sessions.get(self.session_id)
+            if view is None:
+                return
+            if view is not shown:
+                shown = view
+                self._show()
+            if view.HasField("end_time"):
+                self.has_ended = True
+                return
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LINGER_S):
+                    await changes.after(seen)
+
+    async def _heed_approvals(self) -> None:
+        seen = self._daemon.approvals_changes.count
+        while True:
+            seen = await self._daemon.approvals_changes.after(seen)
+            self._show()
+
+    async def _inspect(self) -> None:
+        """Asks what the table lacks: after changes, and now and then. Each look is audited."""
         daemon = self._daemon
         while True:
             seen, view = daemon.sessions_changes.count, daemon.sessions.get(self.session_id)
-            if view is not None and view.HasField("end_time"):
-                self._show(panel.ended(self._templates, view))
-                self.has_ended = True
-                return
-            if self.is_unseen:
-                return
-            inspected = await panel.ask(daemon.admin, self.session_id, view)
-            self._show(panel.alive(self._templates, inspected, daemon.approvals))
+            self._inspected = await panel.ask(daemon.admin, self.session_id)
+            self._show()
+            await asyncio.sleep(REFRESH_MIN_S)
             with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_S):
+                async with asyncio.timeout(REFRESH_S - REFRESH_MIN_S):
                     while daemon.sessions.get(self.session_id) is view:
                         seen = await daemon.sessions_changes.after(seen)
 
-    def _show(self, html: str) -> None:
-        self.feed.replace(self.feed.panel, html)
-        self.changes.notify()
+    def _show(self) -> None:
+        view = self._daemon.sessions.get(self.session_id)
+        if view is not None:
+            html = panel.html(self._templates, view, self._inspected, self._daemon.approvals)
+            self.feed.replace(self.feed.panel, html)
+            self.changes.notify()
 
     # -- its executions ----------------------------------------------------------------------------------------------
 
-    async def _follow_all(self) -> None:
-        """Follows the executions that the session has and gets, each to its end, until cancelled."""
-        daemon = self._daemon
-        last_id, number = "", 0
-        while True:
-            seen, view = daemon.sessions_changes.count, daemon.sessions.get(self.session_id)
-            listing = await daemon.admin.ListExecutions(admin_pb.ListExecutionsRequest(session_id=self.session_id))
-            ids = [each.execution_id for each in listing.executions]
-            new = listing.executions[ids.index(last_id) + 1 if last_id in ids else 0 :]
-            if not number and view is not None:  # those that are no longer kept count, too
-                number = max(0, view.use.executions - sum(each.HasField("result") for each in new))
-            number += max(0, len(new) - STEPS_MAX)
-            for each in new[-STEPS_MAX:]:
-                number, last_id = number + 1, each.execution_id
-                if not each.HasField("result"):
-                    self.caught_up.set()
-                await self._follow(number, each)
-            self.caught_up.set()
-            if new:
-                continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(REFRESH_S):
-                    while daemon.sessions.get(self.session_id) is view:
-                        seen = await daemon.sessions_changes.after(seen)
+    async def _follow(self) -> None:
+        """Follows the newest executions of the session and all that come, until it has ended."""
+        admin = self._daemon.admin
+        if not self._last_id:  # older ones than the feed keeps are not even read
+            listing = await admin.ListExecutions(admin_pb.ListExecutionsRequest(session_id=self.session_id))
+            if len(listing.executions) > STEPS_MAX:
+                self._last_id = listing.executions[-STEPS_MAX - 1].execution_id
+        request = admin_pb.FollowSessionRequest(session_id=self.session_id, after_execution_id=self._last_id)
+        async for message in admin.FollowSession(request):
+            if self.feed.note.html:
+                self._note("")
+            for part in message.parts:
+                await self._take(part)
+            self.changes.notify()
+            if message.complete:
+                self.caught_up.set()
 
-    async def _follow(self, number: int, view: admin_pb.ExecutionView) -> None:
-        """Follows one execution until its result, or until it is no longer kept."""
-        templates = partial(self._templates, session_id=self.session_id)
-        writer = StepWriter(self.feed, templates, self._pictures, number, view)
-        while not writer.is_done:
-            request = admin_pb.FollowExecutionRequest(
-                session_id=self.session_id, execution_id=view.execution_id, after_event=writer.last_event
-            )
-            try:
-                async for message in self._daemon.admin.FollowExecution(request):
-                    await writer.take(message)
-                    self.changes.notify()
-                break
-            except DaemonError as error:
-                if not error.is_away:
-                    writer.refuse(error.message)
-                    self.changes.notify()
-                    return
-                await asyncio.sleep(RETRY_S)
+    async def _take(self, part: admin_pb.FollowExecutionResponse) -> None:
+        if part.HasField("execution"):
+            if self._writer is not None and not self._writer.is_done:  # it is sent again after a reconnection
+                self._writer.remove()
+                self._number -= 1
+            self._number = self._number + 1 if self._number else part.execution.number
+            templates = partial(self._templates, session_id=self.session_id)
+            self._writer = StepWriter(self.feed, templates, self._pictures, self._number, part.execution)
+        if self._writer is not None:
+            await self._writer.take(part)
+            if self._writer.is_done:
+                self._last_id = self._writer.execution_id
 
 
 class Watches:

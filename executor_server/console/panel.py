@@ -12,7 +12,7 @@ from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client.replays.timeline import enum_text
 from executor_server.console import formats
-from executor_server.console.daemon import Admin, DaemonError
+from executor_server.console.daemon import Admin
 
 ROWS_MAX = 100
 """Processes, ports, savepoints, connections and refusals that are shown, of each."""
@@ -38,35 +38,38 @@ class Meter:
 
 @dataclass(frozen=True)
 class Inspected:
-    """What the daemon says of a session; `problem` is the reason for what is missing."""
+    """What the daemon says of a session beyond the table."""
 
     session: admin_pb.InspectSessionResponse
     network: admin_pb.GetSessionNetworkResponse | None
-    problem: str = ""
 
 
-async def ask(admin: Admin, session_id: str, view: admin_pb.SessionView | None) -> Inspected:
-    """Asks about a session; `view` is what is known of it. Raises DaemonError if it does not exist."""
+async def ask(admin: Admin, session_id: str) -> Inspected:
+    """Asks about a session. Raises DaemonError."""
+    found = await admin.InspectSession(admin_pb.InspectSessionRequest(session_id=session_id))
     network: admin_pb.GetSessionNetworkResponse | None = None
-    try:
-        found = await admin.InspectSession(admin_pb.InspectSessionRequest(session_id=session_id))
-        if found.session.owned.session.network:
-            network = await admin.GetSessionNetwork(admin_pb.GetSessionNetworkRequest(session_id=session_id))
-    except DaemonError as error:
-        if error.is_away or error.status == "NOT_FOUND" or view is None:
-            raise
-        return Inspected(admin_pb.InspectSessionResponse(session=view), None, error.message)
+    if found.session.owned.session.network:
+        network = await admin.GetSessionNetwork(admin_pb.GetSessionNetworkRequest(session_id=session_id))
     return Inspected(found, network)
 
 
-def alive(templates: Templates, inspected: Inspected, approvals: Sequence[admin_pb.Approval]) -> str:
-    """Returns the panel of a session that exists. `approvals` are those that wait, of all sessions."""
-    view, network = inspected.session.session, inspected.network
-    session_id = view.owned.session.session_id
+def html(
+    templates: Templates,
+    view: admin_pb.SessionView,
+    inspected: Inspected | None,
+    approvals: Sequence[admin_pb.Approval],
+) -> str:
+    """Returns the panel. `inspected` is what is known besides; `approvals` are those that wait, of all sessions."""
+    if inspected is None or view.HasField("end_time"):
+        inspected = Inspected(admin_pb.InspectSessionResponse(), None)
+    session, network = view.owned.session, inspected.network
     return templates(
         "session_panel.html",
-        **_of(view),
-        problem=inspected.problem,
+        view=view,
+        session=session,
+        state=enum_text(pb.SessionState, session.state, "SESSION_STATE_"),
+        labels=sorted(session.labels.items()),
+        last_outcome=enum_text(pb.Outcome, view.last_outcome, "OUTCOME_") if view.last_outcome else "",
         meters=list(_meters(view, network)),
         processes=[(each, _process_state(each)) for each in inspected.session.processes[:ROWS_MAX]],
         ports=inspected.session.ports[:ROWS_MAX],
@@ -75,37 +78,8 @@ def alive(templates: Templates, inspected: Inspected, approvals: Sequence[admin_
         network=network,
         connections=[] if network is None else network.connections[-ROWS_MAX:],
         denials=[] if network is None else network.denials[::-1],
-        approvals=[each for each in approvals if each.session_id == session_id],
+        approvals=[each for each in approvals if each.session_id == session.session_id],
     )
-
-
-def ended(templates: Templates, view: admin_pb.SessionView) -> str:
-    """Returns the panel of a session that has ended."""
-    return templates(
-        "session_panel.html",
-        **_of(view),
-        problem="",
-        meters=list(_meters(view, None)),
-        processes=[],
-        ports=[],
-        savepoints=[],
-        tools=[],
-        network=None,
-        connections=[],
-        denials=[],
-        approvals=[],
-    )
-
-
-def _of(view: admin_pb.SessionView) -> dict[str, object]:
-    session = view.owned.session
-    return {
-        "view": view,
-        "session": session,
-        "state": enum_text(pb.SessionState, session.state, "SESSION_STATE_"),
-        "labels": sorted(session.labels.items()),
-        "last_outcome": enum_text(pb.Outcome, view.last_outcome, "OUTCOME_") if view.last_outcome else "",
-    }
 
 
 def _meters(view: admin_pb.SessionView, network: admin_pb.GetSessionNetworkResponse | None) -> Iterator[Meter]:

@@ -35,6 +35,7 @@ MEASUREMENTS: dict[str, str] = {
     "mixed": "programs:mixed",
     "savepoints": "savepoints:savepoints",
     "recording": "recordings:recordings",
+    "viewers": "viewers:viewers",
     "throughput": "sessions:throughput",
     "memory": "memory:idle",
     "crowd": "memory:crowd",

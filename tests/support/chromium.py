@@ -175,7 +175,7 @@ class Page:
     def click(self, selector: str) -> None:
         """Clicks an element as a mouse does, at its middle, once it is there."""
         quoted = json.dumps(selector)
-        self.until(f"document.querySelector({quoted})")
+        self.until(f"!!document.querySelector({quoted})")
         x, y = self.evaluate(
             f"(element => {{ element.scrollIntoView({{block: 'center', behavior: 'instant'}});"
             f" const box = element.getBoundingClientRect();"

@@ -31,7 +31,7 @@ def test_every_response_forbids_scripts_frames_and_guessing(console: Console, br
         assert answer.headers["content-security-policy"].startswith("default-src 'none'; script-src 'self';")
         assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
         assert answer.headers["x-content-type-options"] == "nosniff"
-        assert answer.headers["referrer-policy"] == "no-referrer"
+        assert answer.headers["referrer-policy"] == "same-origin"
 
 
 @pytest.mark.parametrize("host", ["attacker.example", "127.0.0.1", "127.0.0.1:1", ""])

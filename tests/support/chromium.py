@@ -56,7 +56,7 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "HOME": str(profile)},
+            env={**os.environ, "HOME": str(profile), "TMPDIR": str(profile)},
         )
         os.close(from_us)
         os.close(to_us)

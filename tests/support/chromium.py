@@ -28,7 +28,14 @@ import pytest
 from tests.support.polling import eventually
 
 ANSWER_TIMEOUT_S = 60.0
-FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run")
+FLAGS = (
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--no-first-run",
+    "--disable-breakpad",
+)
 # It resolves nothing but what these tests serve: a page that a test opens reaches no other host.
 OFFLINE = ("--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1, EXCLUDE localhost", "--no-proxy-server")
 # Names of keys to what the browser wants to be told about them; other keys are their own letter.
@@ -56,7 +63,7 @@ class Browser:
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
             start_new_session=True,
-            env={**os.environ, "HOME": str(profile), "TMPDIR": str(profile)},
+            env={**os.environ, "HOME": str(profile), "TMPDIR": str(profile), "XDG_CONFIG_HOME": str(profile)},
         )
         os.close(from_us)
         os.close(to_us)
@@ -64,6 +71,7 @@ class Browser:
         self._rest = b""
         self._ids = itertools.count(1)
         self.events: list[dict[str, Any]] = []
+        self.send("Browser.getVersion")  # it answers when all its processes that last are there
 
     def send(self, method: str, params: dict[str, Any] | None = None, session: str | None = None) -> dict[str, Any]:
         """Asks for one thing, and returns its result. Events that arrive meanwhile are kept in `events`."""

@@ -11,7 +11,7 @@ import pytest
 from executor_client import ExecutorClient
 from tests.support.backends import require
 from tests.support.chromium import Browser, Page, running_chromium
-from tests.support.console import Console, running_console
+from tests.support.console import Console
 from tests.support.daemon import Daemon, daemon_of
 
 CONFIG = "pool.size = 0\n"

@@ -77,6 +77,8 @@ class Console:
         )
         self._templates.filters.update(FILTERS)
         self._templates.globals["actions"] = actions
+        for name in self._templates.list_templates():
+            self._templates.get_template(name)  # compiled now: the first page must not wait for it
 
     def page(
         self, request: Request, template: str, *, status: int = 200, events: str = "/events", **values: Any

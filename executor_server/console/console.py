@@ -127,7 +127,7 @@ class Console:
         # Each pump waits until its change was taken, and this generator until the reader has taken one: what happens
         # meanwhile is seen as one change.
         queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(1)
-        endless = (self._approvals(), self._away(), _end(browser))
+        endless = (self._approvals(), self._away(), self._end(browser))
         pumps = [asyncio.create_task(self._pump(each, queue)) for each in (*endless, *sources)]
         left = pumps[len(endless) :]
         pumps.append(asyncio.create_task(_close_after(left, queue)))
@@ -176,16 +176,16 @@ class Console:
             seen = await self.daemon.away_changes.after(seen)
             yield "away", self.fragment("away.html", **self._layout())
 
+    async def _end(self, browser: Browser) -> AsyncGenerator[tuple[str, str], None]:
+        """Wakes a stream whose browser signs out."""
+        await browser.ended.wait()
+        text = "This page no longer changes: you have signed out, or the console has stopped. Load it again."
+        yield "away", self.fragment("problem_part.html", text=text)
+
     def _layout(self) -> dict[str, Any]:
         status = self.daemon.status
         waiting = len(self.daemon.approvals) or (status.approvals if status is not None else 0)
         return {"approvals_waiting": waiting, "away_since": self.daemon.away_since}
-
-
-async def _end(browser: Browser) -> AsyncGenerator[tuple[str, str], None]:
-    """Wakes a stream whose browser signs out."""
-    await browser.ended.wait()
-    yield "away", ""
 
 
 async def _close_after(pumps: Sequence[asyncio.Task[None]], queue: asyncio.Queue[tuple[str, str]]) -> None:

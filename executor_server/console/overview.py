@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,8 +14,8 @@ from starlette.routing import BaseRoute, Route
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.console import formats
 from executor_server.console.console import Console
-from executor_server.console.daemon import SAMPLES_MAX, DaemonError, Sample
-from executor_server.console.sessions import latest, state_of
+from executor_server.console.daemon import DaemonError, Sample
+from executor_server.console.sessions import STATES, latest, state_of
 
 NEWEST = 10
 """Sessions on the page."""
@@ -124,10 +125,10 @@ def routes(console: Console) -> list[BaseRoute]:
 def _newest(console: Console) -> dict[str, Any]:
     daemon = console.daemon
     newest = latest(console)
-    states = [state_of(view) for view in newest]
+    states = Counter(state_of(view) for view in newest)
     return {
         "error": daemon.errors.get("sessions"),
-        "counts": [(state, states.count(state)) for state in ("busy", "idle", "paused", "lost", "ended")],
+        "counts": [(state, states[state]) for state in STATES],
         "rows": [(state_of(view), view, view.owned.session) for view in newest[:NEWEST]],
     }
 
@@ -219,11 +220,13 @@ def _sparkline(
     """Each point is the highest of the samples in its half minute: a short peak must not vanish."""
     end = samples[-1].time
     highest: dict[int, float] = {}
-    for sample in list(samples)[-SAMPLES_MAX:]:
+    for sample in samples:
         x = POINTS - 1 - int((end - sample.time) / _HOUR_S * POINTS)
         if x >= 0:
             highest[x] = max(highest.get(x, 0.0), value(sample.status))
     most = max(highest.values())
+    if len(highest) == 1:
+        highest[POINTS - 2] = highest[POINTS - 1]  # else there is no line
     points = " ".join(
         f"{x},{HEIGHT - 1 - (HEIGHT - 2) * number / most if most else HEIGHT - 1:.1f}"
         for x, number in sorted(highest.items())

@@ -23,7 +23,7 @@ FLEET_WORKERS ?= $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 FLEET_TESTS := $(addprefix tests/integration/test_, smolagents*.py evaluate.py client_everything.py asyncio_client.py \
 	round_trips.py large_answers.py missing_modules.py mcp.py session_owners.py cli_executor.py client_processes.py \
 	client_watches.py savepoints.py named_sessions.py ports.py cli_port_forward.py state_export.py network_tools.py) \
-	tests/rpc/test_edge_*.py tests/rpc/test_admin*.py
+	tests/rpc/test_edge_*.py tests/rpc/test_admin*.py tests/rpc/test_viewing.py tests/rpc/test_watching_sessions.py
 
 VENV := .venv
 BIN := $(VENV)/bin

@@ -14,17 +14,15 @@ import structlog
 
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks, to_wire, viewing
-from executor_server.api.approving import decide_approval, watch_approvals
 from executor_server.api.audit_view import AuditView
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.policy_view import PolicyView
 from executor_server.api.session_views import SessionViews
+from executor_server.api.shared_admin import SharedAdmin
 from executor_server.api.status import DaemonStatus
 from executor_server.core import (
-    InvalidRequest,
     NotFound,
     PreconditionFailed,
     Principal,
@@ -32,7 +30,6 @@ from executor_server.core import (
     SandboxFailure,
     Unavailable,
 )
-from executor_server.core.config import ConfigError
 from executor_server.packages import EnvironmentService
 from executor_server.policy import Policy
 from executor_server.policy.approvals import Approvals
@@ -43,12 +40,8 @@ from executor_server.sessions import Session, SessionManager
 _log = structlog.get_logger(__name__)
 
 
-class AdminService(admin_grpc.AdminServiceServicer):
-    """Serves executor_api.v1.AdminService.
-
-    `policy` returns the policy in force. `reload` reads policy file and tokens again, returns True if the policy has
-    changed, and raises ConfigError if they can't be used. `record` receives the caller, the method and its target.
-    """
+class AdminService(SharedAdmin):
+    """Serves executor_api.v1.AdminService. `policy`, `reload` and `record` are as for SharedAdmin."""
 
     def __init__(
         self,
@@ -64,17 +57,12 @@ class AdminService(admin_grpc.AdminServiceServicer):
         audit: AuditView,
         policy_view: PolicyView,
     ) -> None:
+        super().__init__(policy, reload, record, approvals, audit, policy_view)
         self._sessions = sessions
         self._quotas = quotas
-        self._policy = policy
-        self._reload = reload
-        self._record = record
         self._environments = environments
-        self._approvals = approvals
         self._views = views
         self._status = status
-        self._audit = audit
-        self._policy_view = policy_view
 
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
@@ -176,23 +164,6 @@ class AdminService(admin_grpc.AdminServiceServicer):
             async for message in messages:
                 await context.write(message)
 
-    async def TailAudit(self, request: admin_pb.TailAuditRequest, context: Context) -> None:
-        self._note("TailAudit", request.tenant)
-        async with aclosing(self._audit.tail(current_principal.get(), request)) as messages:
-            async for message in messages:
-                await context.write(message)
-
-    async def ShowPolicy(self, request: admin_pb.ShowPolicyRequest, context: Context) -> admin_pb.ShowPolicyResponse:
-        self._note("ShowPolicy")
-        return self._policy_view.show()
-
-    async def ExplainPolicy(
-        self, request: admin_pb.ExplainPolicyRequest, context: Context
-    ) -> admin_pb.ExplainPolicyResponse:
-        tenant = checks.tenant_or_all(request.tenant) or current_principal.get().tenant
-        self._note("ExplainPolicy", tenant)
-        return await self._policy_view.explain(current_principal.get(), tenant, request.question)
-
     async def ListEnvironments(
         self, request: admin_pb.ListEnvironmentsRequest, context: Context
     ) -> admin_pb.ListEnvironmentsResponse:
@@ -243,19 +214,6 @@ class AdminService(admin_grpc.AdminServiceServicer):
         self._note("GetFleet")
         raise PreconditionFailed(Reason.NO_NODE, "this daemon is not the front of a fleet")
 
-    async def WatchApprovals(self, request: admin_pb.WatchApprovalsRequest, context: Context) -> None:
-        self._note("WatchApprovals")
-        await watch_approvals(self._approvals, context)
-
-    async def DecideApproval(
-        self, request: admin_pb.DecideApprovalRequest, context: Context
-    ) -> admin_pb.DecideApprovalResponse:
-        return decide_approval(self._approvals, request, self._note)
-
-    async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
-        self._note("Reload")
-        return await reloaded(self._reload, self._policy)
-
     async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
         tenant = checks.tenant_or_all(request.tenant)
         self._note("GetUsage", tenant)
@@ -267,11 +225,6 @@ class AdminService(admin_grpc.AdminServiceServicer):
         profile, quotas = policy.profile_name(tenant) or "", policy.quotas_of(tenant)
         return write(admin_pb.TenantUsage, use, tenant=tenant, profile=profile, quotas=quotas)
 
-    def _note(self, method: str, target: str = "") -> None:
-        principal = current_principal.get()
-        self._record(principal, method, target)
-        _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)
-
 
 def visible_tenants(asked: str, known: Iterable[str]) -> list[str]:
     """Returns the tenants about which the caller may get what it asked for; `known`: all, for an empty `asked`."""
@@ -279,15 +232,3 @@ def visible_tenants(asked: str, known: Iterable[str]) -> list[str]:
     if not caller.is_admin:
         return [caller.tenant] if asked in ("", caller.tenant) else []
     return [asked] if asked else list(known)
-
-
-async def reloaded(reload: Callable[[], Awaitable[bool]], policy: Callable[[], Policy]) -> admin_pb.ReloadResponse:
-    """Reloads policy and tokens. Raises InvalidRequest, and changes nothing, if they have problems."""
-    try:
-        changed = await reload()
-    except ConfigError as error:
-        listed = "\n".join(error.problems)
-        message = f"nothing was reloaded; the files have problems:\n{listed}"
-        raise InvalidRequest(Reason.INVALID_FIELD, message) from error
-    now = policy()
-    return admin_pb.ReloadResponse(version=now.version, fingerprint=now.fingerprint, changed=changed)

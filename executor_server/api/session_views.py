@@ -55,7 +55,9 @@ class SessionUse:
 
 
 @dataclass(eq=False)
-class _Watcher:
+class Watcher:
+    """Keeps what one watcher has not been sent."""
+
     principal: Principal
     tenant: str  # empty: all
     unsent: dict[str, admin_pb.SessionView | None] = field(default_factory=dict)  # None: no longer kept
@@ -72,7 +74,7 @@ class SessionViews(Observer):
         self._sessions = sessions
         self._ended = ended
         self._uses: dict[str, SessionUse] = {}
-        self._watchers: set[_Watcher] = set()
+        self._watchers: set[Watcher] = set()
         self._comparing = asyncio.Lock()
         self._compared_tick = -1
         # Existing sessions, as they were sent, and the values that show a change.
@@ -150,7 +152,7 @@ class SessionViews(Observer):
 
     async def watch(self, principal: Principal, tenant: str) -> AsyncGenerator[admin_pb.WatchSessionsResponse]:
         """Yields the sessions that this principal may see, then those that change; `tenant`: empty for all."""
-        watcher = _Watcher(principal, tenant)
+        watcher = Watcher(principal, tenant)
         for view in (*self._views.values(), *self._ended):
             watcher.note(view.owned.session.session_id, view.owned.tenant, view)
         self._watchers.add(watcher)
@@ -160,7 +162,7 @@ class SessionViews(Observer):
                 await self._compare()
                 unsent, watcher.unsent = watcher.unsent, {}
                 if unsent or is_first:
-                    for message in _messages(unsent):
+                    for message in messages_of(unsent):
                         yield message
                 is_first = False
                 # All watchers wake at the same time, and the first one compares for all.
@@ -214,7 +216,7 @@ class SessionViews(Observer):
             watcher.note(session_id, tenant, view)
 
 
-def _messages(unsent: Mapping[str, admin_pb.SessionView | None]) -> Iterator[admin_pb.WatchSessionsResponse]:
+def messages_of(unsent: Mapping[str, admin_pb.SessionView | None]) -> Iterator[admin_pb.WatchSessionsResponse]:
     """Yields messages of a bounded size; the last one is complete, and may be empty."""
     message, size_bytes = admin_pb.WatchSessionsResponse(), 0
     for session_id, view in unsent.items():

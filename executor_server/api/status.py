@@ -39,45 +39,48 @@ class DaemonStatus:
 
     def read(self) -> admin_pb.GetStatusResponse:
         sessions = self.sessions.list_all()
-        policy = self.policy()
         states, of_backend = self.backends(), [session.backend_name for session in sessions]
         memory = _memory_bytes()
-        return write(
-            admin_pb.GetStatusResponse,
-            version=self.version,
-            start_time=self.start_time_s,
-            draining=self.sessions.draining,
-            sessions=len(sessions),
-            max_sessions=self.max_sessions,
-            busy=sum(session.state == "busy" for session in sessions),
-            approvals=self.approvals.waiting_count,
-            load=os.getloadavg()[0],
-            cpus=len(os.sched_getaffinity(0)),
-            memory_bytes=memory.get("MemTotal", 0),
-            available_memory_bytes=memory.get("MemAvailable", 0),
-            pool=[
-                write(admin_pb.PoolKind, stats, backend=self._backend_of(spec), image=spec.image)
-                for spec, stats in self.pool().items()
-            ],
-            backends=[
-                admin_pb.BackendStatus(
-                    backend=name, state=states.get(name, "up"), sessions=of_backend.count(name), images=images
-                )
-                for name, images in self.images.items()
-            ],
-            audit=self._audit(),
-            policy=pb.PolicyRef(version=policy.version, fingerprint=policy.fingerprint),
-            is_front=False,
+        status = own_status(self.version, self.start_time_s, self.approvals, self.policy(), self.audit)
+        status.draining = self.sessions.draining
+        status.sessions, status.max_sessions = len(sessions), self.max_sessions
+        status.busy = sum(session.state == "busy" for session in sessions)
+        status.load, status.cpus = os.getloadavg()[0], len(os.sched_getaffinity(0))
+        status.memory_bytes = memory.get("MemTotal", 0)
+        status.available_memory_bytes = memory.get("MemAvailable", 0)
+        status.pool.extend(
+            write(admin_pb.PoolKind, stats, backend=self._backend_of(spec), image=spec.image)
+            for spec, stats in self.pool().items()
         )
+        status.backends.extend(
+            admin_pb.BackendStatus(
+                backend=name, state=states.get(name, "up"), sessions=of_backend.count(name), images=images
+            )
+            for name, images in self.images.items()
+        )
+        return status
 
     def _backend_of(self, spec: SandboxSpec) -> str:
         return next(iter(spec.backends or self.images))
 
-    def _audit(self) -> admin_pb.AuditStatus:
-        if self.audit is None:
-            return admin_pb.AuditStatus()
-        stats, position = self.audit.stats, self.audit.position
-        return write(admin_pb.AuditStatus, stats, is_configured=True, last_seq=position.seq, last_hash=position.hash)
+
+def own_status(
+    version: str, start_time_s: float, approvals: Approvals, policy: Policy, audit: AuditLog | None
+) -> admin_pb.GetStatusResponse:
+    """Returns the part of the state that a front has, too. `audit`: None if none is configured."""
+    status = admin_pb.GetStatusResponse(
+        version=version,
+        approvals=approvals.waiting_count,
+        policy=pb.PolicyRef(version=policy.version, fingerprint=policy.fingerprint),
+        audit=admin_pb.AuditStatus(),
+    )
+    status.start_time.FromMicroseconds(round(start_time_s * 1_000_000))
+    if audit is not None:
+        stats, position = audit.stats, audit.position
+        status.audit.CopyFrom(
+            write(admin_pb.AuditStatus, stats, is_configured=True, last_seq=position.seq, last_hash=position.hash)
+        )
+    return status
 
 
 def _memory_bytes() -> dict[str, int]:

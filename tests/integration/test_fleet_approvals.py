@@ -1,17 +1,19 @@
-"""Approvals through a real front over two real nodes, and what becomes of them when one of these is killed."""
+"""Approvals and views through a real front over two real nodes, and what becomes of them when one of these is killed."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+import grpc
 import pytest
 
+from executor_api.v1 import admin_service_pb2 as pb
 from executor_client import Approval, ExecutorClient, PolicyViolationError, Session
+from tests.rpc.test_watching_sessions import Admin
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.front_process import FrontProcess, front_over
-from tests.support.polling import eventually
 
 POLICY = """\
 default = "asks"
@@ -111,7 +113,14 @@ def test_a_request_is_asked_again_by_the_next_front_and_withdrawn_with_its_node(
             front.kill()
         front.start()
         front.wait_until_serving()
-        with front.client() as approver:
+        with (
+            front.client() as approver,
+            grpc.insecure_channel(front.address) as channel,
+            Admin(front, channel).watching() as watch,
+        ):
+            status = Admin(front, channel).call("GetStatus", pb.GetStatusRequest())
+            assert (status.is_front, status.sessions, status.max_sessions, status.approvals) == (True, 2, 4, 2)
+            assert watch.views.keys() == {first.session_id, second.session_id}
             lists = approver.watch_approvals()
             again = next(each for each in lists if len(each) == 2)
             assert {each.session_id for each in again} == {each.session_id for each in before}
@@ -120,5 +129,8 @@ def test_a_request_is_asked_again_by_the_next_front_and_withdrawn_with_its_node(
             assert left.session_id == first.session_id
             approver.decide_approval(left.approval_id, "once")
             assert kept.result().output == "deleted 1"
-            assert eventually(lambda: front.states()[second.info.node] == "lost")
+            lost = watch.until(second.session_id, lambda view: view.HasField("end_time"))
+            assert "could not be reached" in lost.end_reason and lost.owned.session.image == "base"
+            with Admin(front, channel).watching() as later:
+                assert later.views[second.session_id].end_reason == lost.end_reason
         first.close()

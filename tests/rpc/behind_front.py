@@ -19,6 +19,7 @@ import grpc
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api.asking import Asking
+from executor_server.api.audit_view import AuditView
 from executor_server.api.recordings import Recordings
 from executor_server.api.server import RpcServer, ServerSettings
 from executor_server.api.service import ExecutorService
@@ -30,6 +31,8 @@ from executor_server.fleet.api.front_admin import FrontAdmin
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
 from executor_server.fleet.api.front_sessions import SessionNames
+from executor_server.fleet.api.front_status import FrontStatus
+from executor_server.fleet.api.front_views import FrontViews
 from executor_server.fleet.api.moving import Mover
 from executor_server.fleet.api.node_approvals import NodeApprovals
 from executor_server.fleet.api.node_choice import NodeChoice
@@ -266,7 +269,8 @@ class FrontedServer(RpcServer):
         admission = Admission(own_quotas, FairSemaphore(1), None)
         approvals = Approvals()
         self._ends.callback(approvals.close)
-        self._fleet.follower = NodeApprovals(self._fleet, approvals).follow
+        views = FrontViews(self._fleet)
+        self._fleet.followers += [NodeApprovals(self._fleet, approvals).follow, views.follow]
         making = SessionCreator(current_policy, self._fleet, creations, choice, admission, Asking(approvals), news)
         names = SessionNames(self._fleet)
         mover = Mover(self._fleet, making, names, current_policy, news)
@@ -280,6 +284,10 @@ class FrontedServer(RpcServer):
             current_policy,
             reload or _unchanged,
             _drop,
+            AuditView(None, directory),
+            cast("Any", None),
+            FrontStatus("1", time.time(), approvals, current_policy, None),
+            views,
         )
         self._making = making
         super().__init__(

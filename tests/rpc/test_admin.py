@@ -129,7 +129,8 @@ class World:
 
     def record(self, principal: Principal, method: str, target: str) -> None:
         if principal != FRONT_PRINCIPAL:  # a front watches the approvals of its nodes
-            self.recorded.append((principal.tenant, method, target))
+            session_id, slash, execution_id = target.partition("/")
+            self.recorded.append((principal.tenant, method, f"{name_of(session_id)}{slash}{execution_id}"))
 
     def use_network(self) -> None:
         """The first session has a network, and has used it."""

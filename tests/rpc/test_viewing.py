@@ -18,6 +18,7 @@ from executor_client import Session
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, code_of, daemon_of
+from tests.support.fleet_daemon import fleet_daemon, wanted
 from tests.support.polling import eventually
 
 POLICY = """\
@@ -78,7 +79,7 @@ class Admin:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     require("local")
-    with daemon_of("pool.size = 0\n", policy=POLICY) as running:
+    with (fleet_daemon if wanted() else daemon_of)("[pool]\nsize = 0\n", policy=POLICY) as running:
         yield running
 
 

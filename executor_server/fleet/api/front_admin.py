@@ -1,26 +1,30 @@
 """AdminService of a front: what its nodes answer, merged; the fleet itself; drains of nodes.
 
-KillSession, StopExecution and GetSessionNetwork are not here: proxy.py passes them on to the session's node.
+Calls about one session are not here: proxy.py passes them on to the session's node.
 """
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import Any, cast
 
 import structlog
 
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api import checks
-from executor_server.api.admin import reloaded, visible_tenants
-from executor_server.api.approving import decide_approval, watch_approvals
+from executor_server.api.admin import visible_tenants
+from executor_server.api.audit_view import AuditView
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
+from executor_server.api.policy_view import PolicyView
+from executor_server.api.shared_admin import SharedAdmin
 from executor_server.core import NotFound, Principal, Reason, Unavailable
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_sessions import owned_in_order
+from executor_server.fleet.api.front_status import FrontStatus
+from executor_server.fleet.api.front_views import FrontViews
 from executor_server.fleet.api.moving import Mover
 from executor_server.fleet.api.node_calls import RETRY_S, NodeSilent, RefusedByNode, answers_of, ask, ask_all
 from executor_server.fleet.membership import Reservations, is_node_name, lease_clock
@@ -37,7 +41,7 @@ COLLECTION_TIME_S = 600.0
 _NO_ENVIRONMENT = Reason.ENVIRONMENT_NOT_FOUND.value
 
 
-class FrontAdmin(admin_grpc.AdminServiceServicer):
+class FrontAdmin(SharedAdmin):
     """Serves executor_api.v1.AdminService for a fleet."""
 
     def __init__(
@@ -51,17 +55,20 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         policy: Callable[[], Policy],
         reload: Callable[[], Awaitable[bool]],
         record: Callable[[Principal, str, str], None],
+        audit: AuditView,
+        policy_view: PolicyView,
+        status: FrontStatus,
+        views: FrontViews,
     ) -> None:
-        """`policy`, `reload` and `record` are as those of a daemon's AdminService."""
+        """`policy`, `reload` and `record` are as for SharedAdmin."""
+        super().__init__(policy, reload, record, approvals, audit, policy_view)
         self._fleet = fleet
         self._reservations = reservations
         self._quotas = quotas
         self._mover = mover
         self._parked = parked
-        self._approvals = approvals
-        self._policy = policy
-        self._reload = reload
-        self._record = record
+        self._status = status
+        self._views = views
 
     async def ListAllSessions(
         self, request: admin_pb.ListAllSessionsRequest, context: Context
@@ -75,6 +82,17 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
             if each.session.session_id.startswith(f"{node}-")
         ]
         return admin_pb.ListAllSessionsResponse(sessions=owned_in_order(owned))
+
+    async def WatchSessions(self, request: admin_pb.WatchSessionsRequest, context: Context) -> None:
+        tenant = checks.tenant_or_all(request.tenant)
+        principal = self._note("WatchSessions", tenant)
+        async with aclosing(self._views.watch(principal, tenant)) as messages:
+            async for message in messages:
+                await context.write(message)
+
+    async def GetStatus(self, request: admin_pb.GetStatusRequest, context: Context) -> admin_pb.GetStatusResponse:
+        answers = await ask_all(self._fleet.links(), "GetStatus", request, current_principal.get())
+        return self._status.merged([answer for _, answer in answers])
 
     async def Drain(self, request: admin_pb.DrainRequest, context: Context) -> admin_pb.DrainResponse:
         if not is_node_name(request.node):
@@ -91,10 +109,6 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         if request.move and not request.resume:
             answer.moved.extend(await self._mover.move_all(link, principal))
         return answer
-
-    async def Reload(self, request: admin_pb.ReloadRequest, context: Context) -> admin_pb.ReloadResponse:
-        self._note("Reload")
-        return await reloaded(self._reload, self._policy)
 
     async def GetUsage(self, request: admin_pb.GetUsageRequest, context: Context) -> admin_pb.GetUsageResponse:
         tenant = checks.tenant_or_all(request.tenant)
@@ -166,15 +180,6 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
             total_bytes=sum(answer.total_bytes for answer in found),
         )
 
-    async def WatchApprovals(self, request: admin_pb.WatchApprovalsRequest, context: Context) -> None:
-        self._note("WatchApprovals")
-        await watch_approvals(self._approvals, context)
-
-    async def DecideApproval(
-        self, request: admin_pb.DecideApprovalRequest, context: Context
-    ) -> admin_pb.DecideApprovalResponse:
-        return decide_approval(self._approvals, request, self._note)
-
     async def GetFleet(self, request: admin_pb.GetFleetRequest, context: Context) -> admin_pb.GetFleetResponse:
         self._note("GetFleet")
         fleet = self._fleet
@@ -217,12 +222,6 @@ class FrontAdmin(admin_grpc.AdminServiceServicer):
         if report is not None:
             shown.max_sessions, shown.load, shown.warm = report.max_sessions, report.load, sum(report.warm.values())
         return shown
-
-    def _note(self, method: str, target: str = "") -> Principal:
-        principal = current_principal.get()
-        self._record(principal, method, target)
-        _log.info("admin_called", method=method, target=target, tenant=principal.tenant, principal=principal.name)
-        return principal
 
 
 def _each_once(ids: Iterable[str]) -> list[str]:

@@ -39,6 +39,7 @@ from executor_server.fleet.membership import (
     FrontHello,
     KnownNode,
     Link,
+    Lost,
     Members,
     MemberState,
     NodeHello,
@@ -80,9 +81,10 @@ class FrontFleet:
         self._links: dict[str, FrontLink] = {}  # by address
         self._by_node: dict[str, FrontLink] = {}  # those that are up
         self._begun: dict[FrontLink, Link] = {}
-        self._followers: dict[FrontLink, asyncio.Task[None]] = {}
-        self.follower: Callable[[FrontLink], Coroutine[None, None, None]] | None = None
-        """Runs while a link is up; its end cancels it."""
+        self._following: dict[FrontLink, list[asyncio.Task[None]]] = {}
+        self.followers: list[Callable[[FrontLink], Coroutine[None, None, None]]] = []
+        """Each runs while a link is up; its end cancels it."""
+        self.on_lost: list[Callable[[Lost], None]] = []
         self._wanted: frozenset[str] = frozenset()
         self._refused: frozenset[str] = frozenset()  # names
         self._change = asyncio.Event()
@@ -169,6 +171,8 @@ class FrontFleet:
             self.usage.lost(lost.node, now_s)
             _log.error("fleet_node_lost", node=lost.node, epoch=lost.epoch, sessions=len(lost.tombstones))
             self._news.node_lost(lost)
+            for notify in self.on_lost:
+                notify(lost)
             if (link := self._by_node.get(lost.node)) is not None:  # its open calls would go on with lost sessions
                 self._spawn(link.restart())
         self._note_superseded(now_s)
@@ -202,8 +206,8 @@ class FrontFleet:
             raise LinkBroken(f"the front can't store its epoch: {error}") from error
         self._begun[link] = begun
         self._by_node[hello.node] = link
-        if self.follower is not None:
-            self._followers[link] = task = asyncio.create_task(self.follower(link))
+        self._following[link] = [asyncio.create_task(follow(link)) for follow in self.followers]
+        for task in self._following[link]:
             self._own(task)
         self._news.node_linked(hello.node, str(link.address), hello.epoch)
 
@@ -225,8 +229,8 @@ class FrontFleet:
             _log.warning("fleet_surplus_session_left", session_id=session_id, problem=str(error))
 
     def unlinked(self, link: FrontLink) -> None:
-        if (follower := self._followers.pop(link, None)) is not None:
-            follower.cancel()
+        for task in self._following.pop(link, ()):
+            task.cancel()
         begun = self._begun.pop(link, None)
         if self._by_node.get(link.node) is link:
             del self._by_node[link.node]
@@ -292,9 +296,8 @@ class FrontFleet:
 
     def route(self, principal: Principal, session_id: str, method: str) -> FrontLink:
         """Returns the link to a session's node. Raises ExecutorError."""
-        of_admins = principal.is_admin and method == "/executor_api.v1.ExecutorService/GetRecording"
-        any_tenant = of_admins or method.startswith("/executor_api.v1.AdminService/")
-        found = self.find(principal, session_id, any_tenant=any_tenant)
+        is_for_admins = method.startswith("/executor_api.v1.AdminService/") or method.endswith("/GetRecording")
+        found = self.find(principal, session_id, any_tenant=is_for_admins and principal.is_admin)
         if isinstance(found, Tombstone):
             raise lost(found)
         return found

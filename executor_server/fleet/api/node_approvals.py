@@ -22,7 +22,15 @@ from executor_server.api.errors import PassedOn
 from executor_server.core import ExecutorError
 from executor_server.fleet.api.front_fleet import FRONT_PRINCIPAL, FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
-from executor_server.fleet.api.node_calls import ASK_TIME_S, RETRY_S, NodeSilent, ask, metadata_for, translated
+from executor_server.fleet.api.node_calls import (
+    ASK_TIME_S,
+    RETRY_MAX_S,
+    RETRY_S,
+    NodeSilent,
+    ask,
+    metadata_for,
+    translated,
+)
 from executor_server.policy.approvals import (
     MAX_WAITING,
     MAX_WHAT_CHARS,
@@ -53,12 +61,14 @@ class NodeApprovals:
 
     async def follow(self, link: FrontLink) -> None:
         """Relays the requests of a node until cancelled, which the end of its link does."""
+        wait_s = RETRY_S
         while True:
             try:
                 await self._follow(link)
             except (ExecutorError, PassedOn) as error:
                 _log.warning("fleet_approvals_not_followed", node=link.node, problem=str(error))
-            await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(wait_s)
+            wait_s = min(2 * wait_s, RETRY_MAX_S)
 
     async def _follow(self, link: FrontLink) -> None:
         """Raises ExecutorError, RefusedByNode when the node's list ends."""

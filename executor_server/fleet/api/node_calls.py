@@ -29,6 +29,8 @@ T = TypeVar("T")
 
 RETRY_S = 1.0
 """Seconds after which a client may repeat a call that a node did not answer."""
+RETRY_MAX_S = 30.0
+"""Limit of the growing wait before a stream of a node that refused it is opened again."""
 ASK_TIME_S = 3.0
 """Seconds for the answer to a call to all nodes; a slower node is left out."""
 

@@ -39,7 +39,17 @@ from executor_server.fleet.membership import FleetUsage
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
 _ADMIN = admin_pb.DESCRIPTOR.services_by_name["AdminService"]
 # The requests that name a session, among those of administrators.
-_OF_ADMINS = frozenset({"KillSession", "StopExecution", "GetSessionNetwork"})
+_OF_ADMINS = frozenset(
+    {
+        "KillSession",
+        "StopExecution",
+        "GetSessionNetwork",
+        "InspectSession",
+        "ListExecutions",
+        "FollowExecution",
+        "FollowSession",
+    }
+)
 
 T = TypeVar("T")
 

@@ -18,7 +18,7 @@ from importlib.metadata import version
 import structlog
 import uvloop
 
-from executor_server.api import Asking, RpcServer
+from executor_server.api import Asking, AuditView, PolicyView, RpcServer
 from executor_server.api.assembly.settings import capacity_of, server_settings
 from executor_server.api.assembly.watchers import PolicyListeners, Watchers
 from executor_server.backends import open_files
@@ -34,6 +34,8 @@ from executor_server.fleet.api.front_admin import FrontAdmin
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_service import BY_HAND, FrontService
 from executor_server.fleet.api.front_sessions import SessionNames
+from executor_server.fleet.api.front_status import FrontStatus
+from executor_server.fleet.api.front_views import FrontViews
 from executor_server.fleet.api.moving import Mover
 from executor_server.fleet.api.node_approvals import NodeApprovals
 from executor_server.fleet.api.node_choice import NodeChoice
@@ -164,7 +166,9 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     refuse_again()
     approvals = Approvals(watchers.approval_observer())
     stack.callback(approvals.close)
-    fleet.follower = NodeApprovals(fleet, approvals).follow
+    views = FrontViews(fleet)
+    fleet.followers += [NodeApprovals(fleet, approvals).follow, views.follow]
+    fleet.on_lost.append(views.node_lost)
     admission, asking = Admission(control.quotas, FairSemaphore(1), watchers.log), Asking(approvals)
     creations = SessionCreator(lambda: policies.current, fleet, knowledge.reservations, choice, admission, asking, news)
     names = SessionNames(fleet)
@@ -179,6 +183,10 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
         lambda: policies.current,
         partial(_reload, control, refuse_again),
         _record_nothing if watchers.trail is None else watchers.trail.admin_called,
+        AuditView(watchers.log, config.audit_directory),
+        PolicyView(policies),
+        FrontStatus(VERSION, time.time(), approvals, lambda: policies.current, watchers.log),
+        views,
     )
     server = RpcServer(
         FrontService(lambda: policies.current, fleet, creations, names),

@@ -7,7 +7,7 @@ answer to a creation and the node's report may arrive in any order; the session 
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from executor_server.fleet.membership.messages import NodeSession
@@ -204,6 +204,10 @@ class SessionIndex:
 
     def lost_request(self, request: Request) -> Tombstone | None:
         return self._lost_requests.get(request)
+
+    def tombstones(self) -> Iterator[Tombstone]:
+        """Yields those of all tenants, the newest first."""
+        return reversed(self._tombstones.values())
 
     def tombstones_of(self, tenant: str) -> list[Tombstone]:
         return [each for each in self._tombstones.values() if each.tenant == tenant]

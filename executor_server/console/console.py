@@ -34,6 +34,7 @@ NAVIGATION = (
     ("/sessions", "Sessions"),
     ("/approvals", "Approvals"),
     ("/refusals", "Refusals"),
+    ("/recordings", "Recordings"),
     ("/environments", "Environments"),
     ("/fleet", "Fleet"),
     ("/audit", "Audit"),

@@ -21,6 +21,7 @@ from google.rpc import error_details_pb2, status_pb2
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
+from executor_api.v1 import executor_service_pb2_grpc as executor_grpc
 
 CALL_TIME_S = 60.0
 """Seconds for a call that is not a stream."""
@@ -75,12 +76,14 @@ class DaemonError(Exception):
 class Admin:
     """AdminService: `await admin.GetStatus(request)`, `async for message in admin.TailAudit(request)`.
 
-    Raises DaemonError.
+    Raises DaemonError. With another stub it is another service.
     """
 
-    def __init__(self, channel: grpc.aio.Channel, token: Callable[[], str]) -> None:
+    def __init__(
+        self, channel: grpc.aio.Channel, token: Callable[[], str], stub: Any = admin_grpc.AdminServiceStub
+    ) -> None:
         """`token` is called for each call: the file may come later, and change. It may raise DaemonError."""
-        self._stub: Any = admin_grpc.AdminServiceStub(channel)
+        self._stub: Any = stub(channel)
         self._token = token
 
     def _metadata(self) -> tuple[tuple[str, str]]:
@@ -155,6 +158,8 @@ class Daemon:
         self._channel = channel
         self._approves = approves
         self.admin = Admin(channel, token)
+        self.executor = Admin(channel, token, executor_grpc.ExecutorServiceStub)
+        """ExecutorService, for the calls about recordings."""
         self.sessions: dict[str, admin_pb.SessionView] = {}
         """Sessions by id, ended ones too."""
         self.sessions_changes = Changes()

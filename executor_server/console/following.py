@@ -26,7 +26,7 @@ from executor_server.console.daemon import Changes, Daemon, DaemonError
 from executor_server.console.feed import STEPS_MAX, Feed, Part, Step
 from executor_server.console.highlight import highlight
 from executor_server.console.panel import Templates
-from executor_server.console.pictures import IMAGE_BYTES_MAX, Picture, Pictures
+from executor_server.console.pictures import IMAGE_BYTES_MAX, Picture, Pictures, checked
 
 WATCHES_MAX = 32
 """Sessions that are followed at a time. Each takes at most 5 MiB."""
@@ -257,7 +257,8 @@ class StepWriter:
             self._add(FrameKind.NOTE, "drew an image")
             return
         try:
-            picture = self._pictures.add(self._blobs.take(image.data), image.mime_type)
+            picture, pixels = checked(self._blobs.take(image.data), image.mime_type)
+            self._pictures.hold(picture, pixels)
         except NotShown as error:
             picture = Picture(refusal=str(error))
         if picture.refusal:
@@ -375,7 +376,7 @@ class Watch:
             self._note("The console failed; its log has the reason. Load the page again.")
         finally:
             if self.has_ended and not self.feed.steps:
-                self._note("Its steps are no longer kept.")
+                self._note("Its steps are no longer kept. If it was recorded, it is among the recordings.")
             self.caught_up.set()
             self.changes.notify()
 

@@ -27,12 +27,34 @@ _READERS = {"image/png": png_parts, "image/jpeg": jpeg_parts}
 
 @dataclass(frozen=True)
 class Picture:
-    """A checked image that `path` leads to; or the reason why it is not shown."""
+    """A checked image, named by its hash; or the reason why it is not shown."""
 
-    path: str = ""
+    mime_type: str = ""
+    name: str = ""
     width: int = 0
     height: int = 0
     refusal: str = ""
+
+    @property
+    def path(self) -> str:
+        return f"/pictures/{self.name}"
+
+
+def checked(data: bytes, mime_type: str) -> tuple[Picture, bytes]:
+    """Returns an image with the bytes that a browser may get; none if it is refused."""
+    reader = _READERS.get(mime_type)
+    if reader is None:
+        return Picture(refusal="its type is neither image/png nor image/jpeg"), b""
+    if len(data) > IMAGE_BYTES_MAX:
+        return Picture(refusal=f"it has {len(data):,} bytes; at most {IMAGE_BYTES_MAX:,} are shown"), b""
+    try:
+        width, height, parts = reader(memoryview(data))
+    except UnfitImage as unfit:
+        return Picture(refusal=str(unfit)), b""
+    if width * height > PIXELS_MAX:
+        return Picture(refusal=f"{width}x{height} pixels are too many"), b""
+    pixels = b"".join(parts)
+    return Picture(mime_type, hashlib.sha256(mime_type.encode() + pixels).hexdigest(), width, height), pixels
 
 
 class Pictures:
@@ -42,29 +64,17 @@ class Pictures:
         self._held: OrderedDict[str, tuple[str, bytes]] = OrderedDict()
         self._bytes = 0
 
-    def add(self, data: bytes, mime_type: str) -> Picture:
-        """Checks an image and holds it."""
-        reader = _READERS.get(mime_type)
-        if reader is None:
-            return Picture(refusal="its type is neither image/png nor image/jpeg")
-        if len(data) > IMAGE_BYTES_MAX:
-            return Picture(refusal=f"it has {len(data):,} bytes; at most {IMAGE_BYTES_MAX:,} are shown")
-        try:
-            width, height, parts = reader(memoryview(data))
-        except UnfitImage as unfit:
-            return Picture(refusal=str(unfit))
-        if width * height > PIXELS_MAX:
-            return Picture(refusal=f"{width}x{height} pixels are too many")
-        pixels = b"".join(parts)
-        name = hashlib.sha256(mime_type.encode() + pixels).hexdigest()
-        if name not in self._held:
-            self._held[name] = (mime_type, pixels)
+    def hold(self, picture: Picture, pixels: bytes) -> None:
+        """Holds a checked image, so that browsers can get it."""
+        if picture.refusal:
+            return
+        if picture.name not in self._held:
+            self._held[picture.name] = (picture.mime_type, pixels)
             self._bytes += len(pixels)
-        self._held.move_to_end(name)
+        self._held.move_to_end(picture.name)
         while self._bytes > HELD_BYTES_MAX:
             _, (_, gone) = self._held.popitem(last=False)
             self._bytes -= len(gone)
-        return Picture(f"/pictures/{name}", width, height)
 
     def route(self) -> Route:
         async def picture(request: Request) -> Response:

@@ -29,6 +29,7 @@ from executor_server.console import (
     fleet,
     overview,
     policy,
+    recordings,
     refusals,
     session,
     sessions,
@@ -47,7 +48,7 @@ from executor_server.core.config import (
     read_token,
 )
 
-PAGES = (overview, sessions, session, approvals, refusals, environments, fleet, audit, policy, actions)
+PAGES = (overview, sessions, session, approvals, refusals, recordings, environments, fleet, audit, policy, actions)
 CONNECTIONS_MAX = 1024
 STOP_GRACE_S = 2.0
 """Seconds for requests to end when the console stops. Streams end at once."""

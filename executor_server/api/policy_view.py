@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
@@ -13,6 +14,7 @@ from executor_server.policy import Policy, PolicyStore
 from executor_server.policy.identity import may_view
 
 MAX_QUESTION_BYTES = 64 * 1024
+MAX_RULES = 256
 MAX_TEXT_CHARS = 256 * 1024
 """Characters of an explanation; the rest is left out."""
 
@@ -25,7 +27,28 @@ class PolicyView:
         # One explanation at a time: a large question to a large policy takes a second of a processor.
         self._explaining = asyncio.Lock()
 
-    def show(self) -> admin_pb.ShowPolicyResponse:
+    async def show(self, rules: Sequence[str] = ()) -> admin_pb.ShowPolicyResponse:
+        """Returns the policy, with the lines of `rules`. Raises InvalidRequest."""
+        if len(rules) > MAX_RULES:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"rules: must have at most {MAX_RULES} entries", "rules")
+        shown = self._shown()
+        if rules:
+            async with self._explaining:
+                shown.lines.extend(await asyncio.to_thread(self._lines, tuple(rules)))
+        return shown
+
+    def _lines(self, rules: Sequence[str]) -> list[admin_pb.PolicyLine]:
+        # Imported here: it takes time, and few calls of a daemon need it.
+        from executor_server.policy.explain.explanation import PolicyText, places
+
+        source = PolicyText(self._policies.current, self._policies.content.decode(), config_text=None)
+        return [
+            admin_pb.PolicyLine(rule=rule, number=place.line.number, text=place.line.text, meaning=place.advice)
+            for rule, place in places(source, rules).items()
+            if place.line is not None
+        ]
+
+    def _shown(self) -> admin_pb.ShowPolicyResponse:
         # Imported here: no other call of a daemon needs it.
         from executor_server.policy.explain.diff import differences
         from executor_server.policy.explain.text import change_text
@@ -40,6 +63,7 @@ class PolicyView:
             load_time=policies.load_time_s,
             before=None if before is None else _ref(before),
             changes=map(change_text, changes),
+            lines=(),
         )
 
     async def explain(self, caller: Principal, tenant: str, question: str) -> admin_pb.ExplainPolicyResponse:

@@ -86,7 +86,7 @@ class SharedAdmin(admin_grpc.AdminServiceServicer):
 
     async def ShowPolicy(self, request: admin_pb.ShowPolicyRequest, context: Context) -> admin_pb.ShowPolicyResponse:
         self._note("ShowPolicy")
-        return self._policy_view.show()
+        return await self._policy_view.show(request.rules)
 
     async def ExplainPolicy(
         self, request: admin_pb.ExplainPolicyRequest, context: Context

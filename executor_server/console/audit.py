@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from starlette.requests import Request
@@ -9,11 +10,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.console.audit_log import fields_of, found, search_of
+from executor_server.console.audit_log import fields_of, found, search_of, time_of
 from executor_server.console.console import Console
 
 RECORDS_OF_PAGE = 100
-_SHOWN_APART = {"seq", "prev", "hash", "time", "kind", "tenant", "principal", "session", "execution"}
+_SHOWN_APART = {"seq", "prev", "hash", "time", "kind", "tenant", "principal", "session"}
 
 
 def routes(console: Console) -> list[BaseRoute]:
@@ -35,10 +36,14 @@ def routes(console: Console) -> list[BaseRoute]:
 
 def _row(record: admin_pb.AuditRecord) -> dict[str, Any]:
     fields = fields_of(record)
+    more = {
+        name: value for name, value in fields.items() if name not in _SHOWN_APART and value not in ("", None, [], {})
+    }
     return {
         "seq": record.seq,
         "is_sound": record.is_sound,
-        "more": {name: value for name, value in fields.items() if name not in _SHOWN_APART},
+        "time": time_of(fields),
+        "more": {name: value if isinstance(value, str) else json.dumps(value) for name, value in more.items()},
         "whole": "" if fields else record.json,
-        **{name: fields.get(name, "") for name in ("time", "kind", "tenant", "principal", "session", "execution")},
+        **{name: fields.get(name, "") for name in ("kind", "tenant", "principal", "session")},
     }

@@ -81,3 +81,8 @@ def fields_of(record: admin_pb.AuditRecord) -> dict[str, Any]:
     except (ValueError, RecursionError):
         return {}
     return fields if isinstance(fields, dict) else {}
+
+
+def time_of(fields: Mapping[str, Any]) -> str:
+    """Returns the time of a record to the second, in UTC."""
+    return str(fields.get("time", ""))[:19].replace("T", " ")

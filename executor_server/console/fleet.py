@@ -8,19 +8,14 @@ from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.console.console import Console
-from executor_server.console.daemon import DaemonError
 
 
 def routes(console: Console) -> list[BaseRoute]:
     async def fleet(request: Request) -> Response:
-        found = None
-        try:
+        status, found = console.daemon.status, None
+        if status is None or status.is_front:
             found = await console.daemon.admin.GetFleet(admin_pb.GetFleetRequest())
-        except DaemonError as error:
-            if error.status != "FAILED_PRECONDITION":  # this daemon is no front; that is no mistake
-                raise
         nodes = [] if found is None else [(node, _state(node), node.lease_left_s > 0) for node in found.nodes]
-        status = console.daemon.status
         return console.page(request, "fleet.html", fleet=found, nodes=nodes, status_=status)
 
     return [Route("/fleet", fleet)]

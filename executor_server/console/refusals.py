@@ -12,8 +12,9 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.console.audit_log import fields_of, found, search_of
+from executor_server.console.audit_log import fields_of, found, search_of, time_of
 from executor_server.console.console import Console
+from executor_server.console.daemon import DaemonError
 
 KINDS = (
     "request_refused",
@@ -120,7 +121,7 @@ def _refusal(record: Mapping[str, Any], rule: str, what: str, why: str) -> Refus
         policy=_text(record, "policy"),
         what=what,
         why=why,
-        time=_text(record, "time"),
+        time=time_of(record),
         tenant=_text(record, "tenant"),
         session_id=_text(record, "session"),
         execution_id=_text(record, "execution"),
@@ -139,14 +140,27 @@ def routes(console: Console) -> list[BaseRoute]:
         page = await found(console.daemon, search, RECORDS_OF_PAGE)
         asked = replace(search, kinds="")
         groups = grouped(page.records)
+        policy = await _policy([group.rule for group in groups])
         return console.page(
             request,
             "refusals.html",
             search=asked,
             groups=groups,
+            policy=policy,
+            lines={} if policy is None else {line.rule: line for line in policy.lines},
             older=asked.link("/refusals", page.continue_before_seq) if page.continue_before_seq else "",
             newest=asked.link("/refusals") if search.before_seq else "",
-            since=fields_of(page.records[0]).get("time", "") if page.records else "",
+            since=time_of(fields_of(page.records[0])) if page.records else "",
         )
+
+    async def _policy(rules: list[str]) -> admin_pb.ShowPolicyResponse | None:
+        """Returns the policy with the lines of rules; None if this console's token may not read it."""
+        try:
+            found: admin_pb.ShowPolicyResponse = await console.daemon.admin.ShowPolicy(
+                admin_pb.ShowPolicyRequest(rules=dict.fromkeys(rules))
+            )
+        except DaemonError:
+            return None
+        return found
 
     return [Route("/refusals", refusals)]

@@ -66,7 +66,7 @@ def test_a_waiting_step_goes_on_with_an_approval_for_the_session(browser: Browse
         page = unescape(browser.get(path))
         assert CODE in re.sub("<[^>]+>", "", page)
         assert "profiles.team.tools.ask" in page and 'send_report("boss")?' in re.sub("<[^>]+>", "", page)
-        assert "[profiles.team.tools]\nallowed = [" in page
+        assert '[profiles.team.tools]\nallowed = ["search", "send_report"]' in page
         with browser.events(f"/events{path}") as changes:
             assert browser.post(path, decision="session").status_code == 200
             assert "no longer waits" in next(html for name, html in changes if name == "decided")
@@ -82,6 +82,21 @@ def test_a_denial_is_an_error_that_the_program_reads(browser: Browser, session: 
         assert browser.post(path, decision="deny").status_code == 200
         error = running.result().error
     assert error is not None and "the approver refused it" in error.message
+    refusals = unescape(browser.get("/refusals"))
+    line = POLICY.splitlines().index('tools.ask = ["send_*"]') + 1
+    assert f'<a href="/policy#line-{line}">line {line}</a> <code>tools.ask = ["send_*"]</code>' in refusals
+    assert "v7, in force" in refusals and "tool send_report" in refusals
+    assert f'id="line-{line}"' in browser.get("/policy")
+
+
+def test_the_audit_log_is_searched_and_the_policy_explained(browser: Browser, session: Session) -> None:
+    session.execute("1")
+    assert session.session_id in browser.get(f"/audit?kinds=execution_ended&session={session.session_id}")
+    assert "No record matches" in browser.get("/audit?kinds=session_lost&text=nowhere")
+    assert browser.http.get("/audit?before=-1").status_code == 400
+    explained = unescape(browser.post("/policy", tenant="local", question='{"tools": ["rm"]}').text)
+    assert "refused" in explained and 'tools.allowed = ["search"]' in explained
+    assert "not JSON" in browser.post("/policy", tenant="local", question="{").text
 
 
 def test_actions_are_confirmed_and_say_what_they_did(browser: Browser, daemon: Daemon, session: Session) -> None:
@@ -142,4 +157,5 @@ def test_an_action_of_a_viewer_is_refused_by_the_daemon(daemon: Daemon, session:
 
         assert eventually(lambda: "this call is for admins" in refused().text)  # the token is new
         assert refused().status_code == 403
+        assert "Refusals" in browser.get("/refusals") and "What would it decide?" in browser.get("/policy")
         assert session.execute("1 + 1").output == 2

@@ -161,12 +161,15 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
 
     def approval_decided(self, approval: Approval, ruling: Ruling) -> None:
         who = {} if ruling.by is None else {"by_tenant": ruling.by.tenant, "by": ruling.by.name}
-        self._log.write(AuditKind.APPROVAL_DECIDED, {**_of_approval(approval), **_of_ruling(ruling), **who})
+        self._log.write(
+            AuditKind.APPROVAL_DECIDED, {**_of_approval(approval), "policy": self._policy, **_of_ruling(ruling), **who}
+        )
 
     def approval_refused(self, approval: Approval, ruling: Ruling) -> None:
         # A sandbox can cause any number of these.
         if self._refused.records(approval.tenant, _APPROVALS, ruling.decision.value):
-            self._log.write(AuditKind.APPROVAL_DECIDED, {**_of_approval(approval), **_of_ruling(ruling)})
+            fields = {**_of_approval(approval), "policy": self._policy, **_of_ruling(ruling)}
+            self._log.write(AuditKind.APPROVAL_DECIDED, fields)
 
     # -- the daemon ------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ in one that it extends. For a default that is not written, it names the table wh
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -97,6 +97,20 @@ def explain(source: PolicyText, tenant: str, question: Question) -> Explanation:
     return Explanation(descent, answered.spec, (), tuple(approvals))
 
 
+def places(source: PolicyText, rules: Iterable[str]) -> dict[str, Place]:
+    """Returns the places of keys of profiles, as violations name them; without those that have no line."""
+    written = _Written(source)
+    found = {}
+    for rule in rules:
+        try:
+            path = undotted(rule)
+        except ValueError:  # no key is written so
+            continue
+        if written.has_profile(path) and (place := written.place(path)).line is not None:
+            found[rule] = place
+    return found
+
+
 def _refusals(written: _Written, question: Question, error: ExecutorError) -> Iterator[Refusal]:
     if not isinstance(error, PolicyViolation):
         yield Refusal(error.message, _place_of_invalid(written, error))
@@ -173,6 +187,10 @@ class _Written:
         if profile is None or self._is_built_in:
             return () if profile is None else (profile,)
         return tuple(lineage(profile, self._profiles))
+
+    def has_profile(self, rule: KeyPath) -> bool:
+        """True for a path of a key in a profile that is written."""
+        return len(rule) > 2 and rule[0] == "profiles" and rule[1] in self._profiles
 
     def place(self, rule: KeyPath) -> Place:
         if self._is_built_in:

@@ -742,24 +742,40 @@ class GetStatusResponse(_message.Message):
     def __init__(self, version: _Optional[str] = ..., start_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., draining: bool = ..., sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., busy: _Optional[int] = ..., approvals: _Optional[int] = ..., load: _Optional[float] = ..., cpus: _Optional[int] = ..., memory_bytes: _Optional[int] = ..., available_memory_bytes: _Optional[int] = ..., pool: _Optional[_Iterable[_Union[PoolKind, _Mapping]]] = ..., backends: _Optional[_Iterable[_Union[BackendStatus, _Mapping]]] = ..., audit: _Optional[_Union[AuditStatus, _Mapping]] = ..., policy: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., is_front: bool = ...) -> None: ...
 
 class ShowPolicyRequest(_message.Message):
-    __slots__ = ()
-    def __init__(self) -> None: ...
+    __slots__ = ("rules",)
+    RULES_FIELD_NUMBER: _ClassVar[int]
+    rules: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, rules: _Optional[_Iterable[str]] = ...) -> None: ...
+
+class PolicyLine(_message.Message):
+    __slots__ = ("rule", "number", "text", "meaning")
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    NUMBER_FIELD_NUMBER: _ClassVar[int]
+    TEXT_FIELD_NUMBER: _ClassVar[int]
+    MEANING_FIELD_NUMBER: _ClassVar[int]
+    rule: str
+    number: int
+    text: str
+    meaning: str
+    def __init__(self, rule: _Optional[str] = ..., number: _Optional[int] = ..., text: _Optional[str] = ..., meaning: _Optional[str] = ...) -> None: ...
 
 class ShowPolicyResponse(_message.Message):
-    __slots__ = ("policy", "path", "content", "load_time", "before", "changes")
+    __slots__ = ("policy", "path", "content", "load_time", "before", "changes", "lines")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     PATH_FIELD_NUMBER: _ClassVar[int]
     CONTENT_FIELD_NUMBER: _ClassVar[int]
     LOAD_TIME_FIELD_NUMBER: _ClassVar[int]
     BEFORE_FIELD_NUMBER: _ClassVar[int]
     CHANGES_FIELD_NUMBER: _ClassVar[int]
+    LINES_FIELD_NUMBER: _ClassVar[int]
     policy: _types_pb2.PolicyRef
     path: str
     content: str
     load_time: _timestamp_pb2.Timestamp
     before: _types_pb2.PolicyRef
     changes: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, policy: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., path: _Optional[str] = ..., content: _Optional[str] = ..., load_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., before: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., changes: _Optional[_Iterable[str]] = ...) -> None: ...
+    lines: _containers.RepeatedCompositeFieldContainer[PolicyLine]
+    def __init__(self, policy: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., path: _Optional[str] = ..., content: _Optional[str] = ..., load_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., before: _Optional[_Union[_types_pb2.PolicyRef, _Mapping]] = ..., changes: _Optional[_Iterable[str]] = ..., lines: _Optional[_Iterable[_Union[PolicyLine, _Mapping]]] = ...) -> None: ...
 
 class ExplainPolicyRequest(_message.Message):
     __slots__ = ("tenant", "question")

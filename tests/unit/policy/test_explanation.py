@@ -10,7 +10,7 @@ import pytest
 
 from executor_server.core.config.problems import undotted
 from executor_server.policy.decide import Policy
-from executor_server.policy.explain.explanation import Explanation, PolicyText, explain
+from executor_server.policy.explain.explanation import Explanation, PolicyText, explain, places
 from executor_server.policy.explain.lines import Lines
 from executor_server.policy.explain.question import Question
 from executor_server.policy.file import built_in_policy, parse_policy
@@ -316,3 +316,19 @@ def test_a_policy_of_a_megabyte_is_explained() -> None:
     (refusal,) = explained({"limits": {"wall_time_s": 100}}, text=text).refusals
     assert refusal.place.line is not None
     assert refusal.place.line.number == 2 + 2000 + 1 + 1002
+
+
+def test_keys_of_violations_have_places_and_other_texts_have_none() -> None:
+    text = 'version = "1"\ndefault = "a"\n[profiles.base.tools]\nask = ["x"]\n[profiles.a]\nextends = "base"\n'
+    policy = Policy(parse_policy(text.encode(), Path("p")), images=["base"], backend="local", orphan_time_s=600.0)
+    rules = [
+        "profiles.a.tools.ask",
+        "profiles.a.network.ask",
+        "profiles.gone.tools.ask",
+        "NO_NODE",
+        "profiles.a",
+        '"\\q"',
+    ]
+    found = places(PolicyText(policy, text), rules)
+    lines = [(rule, place.line.number) for rule, place in found.items() if place.line is not None]
+    assert lines == [("profiles.a.tools.ask", 4), ("profiles.a.network.ask", 5)]

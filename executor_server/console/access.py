@@ -17,6 +17,7 @@ from urllib.parse import quote
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
+from starlette.formparsers import MultiPartException
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -33,6 +34,7 @@ STATIC_PATH = "/static/"
 CSRF_FIELD = "csrf"
 CSRF_HEADER = "x-csrf-token"
 
+_FOREIGN = "The request comes from another site."
 _CSP = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; form-action 'self'; "
     "frame-ancestors 'none'; base-uri 'none'"
@@ -73,7 +75,8 @@ class Access:
         self._browsers: dict[bytes, Browser] = {}
         self._is_secure = url.startswith("https:")
         # Cookies don't know ports: two consoles on one machine must not sign each other out.
-        self._cookie = f"executor-console-{url.rpartition(':')[2]}"
+        # With the prefix, browsers take no cookie of this name from a sandbox's page at another host of the domain.
+        self._cookie = f"{'__Host-' if self._is_secure else ''}executor-console-{url.rpartition(':')[2].strip('/')}"
         self._new_link()
 
     def sign_in(self, code: str) -> str | None:
@@ -171,13 +174,19 @@ class Guard:
         path = request.url.path
         if browser is None and path != SIGN_IN_PATH and not path.startswith(STATIC_PATH):
             raise HTTPException(401, "You are not signed in.")
+        # Pages of other ports and other hosts of the domain, maybe of a sandbox, have the cookie sent, too.
+        if headers.get("sec-fetch-site") in ("same-site", "cross-site") and headers.get("sec-fetch-mode") != "navigate":
+            raise HTTPException(403, _FOREIGN)
         if request.method in ("GET", "HEAD"):
             return
         if browser is None or headers.get("origin", f"{request.url.scheme}://{headers['host']}").lower() not in {
             f"{scheme}://{headers['host'].lower()}" for scheme in ("http", "https")
         }:
-            raise HTTPException(403, "The request comes from another site.")
-        form = await request.form(max_files=1, max_fields=FORM_FIELDS_MAX, max_part_size=FORM_BYTES_MAX)
+            raise HTTPException(403, _FOREIGN)
+        try:
+            form = await request.form(max_files=1, max_fields=FORM_FIELDS_MAX, max_part_size=FORM_BYTES_MAX)
+        except MultiPartException as error:
+            raise HTTPException(400, f"The form can't be read: {error.message}") from error
         request.state.form = form
         sent = headers.get(CSRF_HEADER) or form.get(CSRF_FIELD)
         if not isinstance(sent, str) or not hmac.compare_digest(sent.encode(), browser.csrf.encode()):

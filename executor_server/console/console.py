@@ -128,7 +128,7 @@ class Console:
         # Each pump waits until its change was taken, and this generator until the reader has taken one: what happens
         # meanwhile is seen as one change.
         queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(1)
-        endless = (self._approvals(), self._away(), self._end(browser))
+        endless = (self._approvals(), self._away(), _end(browser))
         pumps = [asyncio.create_task(self._pump(each, queue)) for each in (*endless, *sources)]
         left = pumps[len(endless) :]
         pumps.append(asyncio.create_task(_close_after(left, queue)))
@@ -142,8 +142,10 @@ class Console:
                 except TimeoutError:
                     yield ":\n\n"
                     continue
-                yield f"event: {name}\n" + "".join(f"data: {line}\n" for line in html.split("\n")) + "\n"
-            yield "event: close\ndata:\n\n"
+                if browser.is_signed_in:
+                    yield _event(name, html)
+            text = "This page no longer changes: you were signed out, or the console has stopped. Load it again."
+            yield _event("away", self.fragment("problem_part.html", text=text)) + _event("close", "")
         finally:
             self._streams -= 1
             for pump in pumps:
@@ -177,16 +179,20 @@ class Console:
             seen = await self.daemon.away_changes.after(seen)
             yield "away", self.fragment("away.html", **self._layout())
 
-    async def _end(self, browser: Browser) -> AsyncGenerator[tuple[str, str], None]:
-        """Wakes a stream whose browser signs out."""
-        await browser.ended.wait()
-        text = "This page no longer changes: you have signed out, or the console has stopped. Load it again."
-        yield "away", self.fragment("problem_part.html", text=text)
-
     def _layout(self) -> dict[str, Any]:
         status = self.daemon.status
         waiting = len(self.daemon.approvals) or (status.approvals if status is not None else 0)
         return {"approvals_waiting": waiting, "away_since": self.daemon.away_since}
+
+
+async def _end(browser: Browser) -> AsyncGenerator[tuple[str, str], None]:
+    """Wakes a stream whose browser signs out."""
+    await browser.ended.wait()
+    yield "close", ""
+
+
+def _event(name: str, html: str) -> str:
+    return f"event: {name}\n" + "".join(f"data: {line}\n" for line in html.split("\n")) + "\n"
 
 
 async def _close_after(pumps: Sequence[asyncio.Task[None]], queue: asyncio.Queue[tuple[str, str]]) -> None:

@@ -108,8 +108,10 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
 
     def keep_link(link: str) -> None:
         # Nobody may read it who could not read the token.
-        path.touch(mode=0o600)
-        path.write_text(f"{link}\n")
+        new = path.with_name("link.new")
+        new.touch(mode=0o600)
+        new.write_text(f"{link}\n")
+        new.replace(path)
 
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):

@@ -47,7 +47,18 @@ def test_a_form_needs_the_token_of_a_page_and_its_origin(browser: Browser) -> No
     foreign = browser.http.post("/sign-out", data={"csrf": csrf}, headers={"origin": "http://attacker.example"})
     assert foreign.status_code == 403
     assert browser.http.post("/sign-out", data={"csrf": csrf, "x": "x" * 100_000}).status_code == 413
+    multipart = {"content-type": "multipart/form-data; boundary=b"}
+    assert browser.http.post("/sign-out", content=b"no parts", headers=multipart).status_code in (400, 403)
+    assert browser.http.post("/sign-out", content=b"--b\r\nx", headers=multipart).status_code in (400, 403)
+    assert browser.http.post("/sign-out", json={"csrf": csrf}).status_code == 403
     assert browser.get("/")
+
+
+def test_a_page_of_another_port_gets_nothing(browser: Browser) -> None:
+    """It may be a sandbox's, at a forwarded port: browsers send it this host's cookies, and its requests have them."""
+    fetch = {"sec-fetch-site": "same-site", "sec-fetch-mode": "no-cors"}
+    assert browser.http.get("/events", headers=fetch).status_code == 403
+    assert browser.http.get("/", headers={**fetch, "sec-fetch-mode": "navigate"}).status_code == 200
 
 
 def test_signing_out_ends_the_streams_of_the_browser(browser: Browser) -> None:

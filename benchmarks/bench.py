@@ -105,7 +105,7 @@ class Bench:
 
     def drop_dead(self) -> None:
         """Has the next row start what a failure ended: a daemon that is no longer there."""
-        for name in ("local", "forked", "docker"):
+        for name in ("local", "recording", "forked", "docker"):
             served = self.__dict__.get(name)
             if served is not None and not served.daemon.lives:
                 del self.__dict__[name]
@@ -116,6 +116,11 @@ class Bench:
         return self._local("off")
 
     @cached_property
+    def recording(self) -> Served:
+        """As `local`, with a policy that records sessions."""
+        return self._local("off", policy="""[profiles.open.record]\nmode = "full"\n""")
+
+    @cached_property
     def forked(self) -> Served:
         """The local backend with its fork server, once that makes sandboxes. Raises Unmeasurable."""
         served = self._local("shared", _FORKED_POOL)
@@ -123,15 +128,15 @@ class Bench:
             _await_forks(served, less_memory_bytes)
         return served
 
-    def _local(self, fork_server: str, pool: str = "") -> Served:
+    def _local(self, fork_server: str, pool: str = "", policy: str = "") -> Served:
         if "fork_server" not in SandboxSpec.__dataclass_fields__:  # a commit that has no fork server
             if fork_server != "off":
                 raise Unmeasurable("there is no fork server")
             return self._stack.enter_context(serving("local"))
         directory = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp"))
-        policy = Path(directory) / "policy.toml"
-        policy.write_text(_POLICY.format(fork_server))
-        return self._stack.enter_context(serving("local", f"{pool}[policy]\nfile = {json.dumps(str(policy))}\n"))
+        file = Path(directory) / "policy.toml"
+        file.write_text(_POLICY.format(fork_server) + policy)
+        return self._stack.enter_context(serving("local", f"{pool}[policy]\nfile = {json.dumps(str(file))}\n"))
 
     @cached_property
     def docker(self) -> Served:

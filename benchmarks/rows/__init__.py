@@ -36,6 +36,7 @@ MEASUREMENTS: dict[str, str] = {
     "savepoints": "savepoints:savepoints",
     "recording": "recordings:recordings",
     "viewers": "viewers:viewers",
+    "recording-daemon": "recordings:daemon_recordings",
     "throughput": "sessions:throughput",
     "memory": "memory:idle",
     "crowd": "memory:crowd",

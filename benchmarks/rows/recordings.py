@@ -39,6 +39,31 @@ def recordings(bench: Bench) -> Iterator[Figure]:
         yield Figure("file of a recording", "KB", (file_kb,), Reference("its messages", (sent_kb,)), AtMostTimes(1.15))
 
 
+def daemon_recordings(bench: Bench) -> Iterator[Figure]:
+    """The same for recordings that the daemon makes: sessions of two daemons in turns, one of which records."""
+    with bench.local.cold_session() as plain, bench.recording.cold_session() as recorded:
+        recorded_ms, plain_ms = bench.in_turns(
+            _ROUNDS, lambda: timed(lambda: _add(recorded)), lambda: timed(lambda: _add(plain))
+        )
+    yield Figure(
+        "1+1, recorded by the daemon", "ms", recorded_ms, Reference("not recorded", plain_ms), AtMostTimes(1.05)
+    )
+    with tempfile.TemporaryDirectory() as directory, bench.recording.cold_session("random") as session:
+        path = Path(directory) / "run.rxr"
+        session.register_tools({"look_up": lambda number: {"number": number}})
+        for program in _PROGRAMS:
+            session.execute(program)
+        bench.recording.client.get_recording(session.session_id, path)
+        sent_kb = _sent_bytes(path) / 1e3
+        (kept,) = [each for each in bench.recording.client.list_recordings() if each.session_id == session.session_id]
+        sizes = (("file of it", path.stat().st_size), ("files of it in the daemon", kept.size_bytes))
+    for name, size_bytes in sizes:
+        figure = (size_bytes / 1e3,)
+        yield Figure(
+            f"recording by the daemon: {name}", "KB", figure, Reference("its messages", (sent_kb,)), AtMostTimes(1.15)
+        )
+
+
 def _add(session: Session) -> None:
     assert session.execute("1+1").output == 2
 

@@ -52,6 +52,11 @@ _AGENT = "tests/integration/test_packages_agent.py"
 
 LONG = (
     Long(
+        "tests/integration/test_replay.py",
+        "test_a_chat_that_tosses_dice",
+        "tests/integration/test_pytest_plugin.py replays agents offline",
+    ),
+    Long(
         "tests/integration/test_fail_over.py",
         "test_sessions_of_a_backend_that_does_not_come_back",
         "test_sessions_on_both_outlive",

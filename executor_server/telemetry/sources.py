@@ -105,7 +105,7 @@ RECORDINGS_CUT = Described(
     "counter",
     ("reason",),
     "Recordings that ended before their sessions; `reason`: `disk` (it can't be written), `slow` (the disk was slower"
-    " than the session), `size` or `policy`.",
+    " than the session), `size`, `policy` or `internal`.",
 )
 
 FORKED = Described(

@@ -50,6 +50,19 @@ profile = "unfetched"
 profile = "plain"
 """
 
+REMOVED = """
+[profiles.brief.record]
+mode = "full"
+retention_s = 0.01
+[profiles.crowded.record]
+mode = "full"
+total_bytes = 1
+[tenants.brief]
+profile = "brief"
+[tenants.crowded]
+profile = "crowded"
+"""
+
 TOOLS: dict[str, Any] = {
     "weather": lambda city: {"Paris": 21}[city],
     "large": lambda: "v" * 300_000,
@@ -207,14 +220,15 @@ def test_the_next_daemon_goes_on_with_it_and_removes_old_ones(tmp_path: Path) ->
     require("local")
     with tempfile.TemporaryDirectory(prefix=DAEMON_PREFIX) as name:
         directory = Path(name)
-        (directory / "policy.toml").write_text(f"{POLICY}[profiles.brief.record]\nmode = 'full'\nretention_s = 0.01\n")
-        with (directory / "policy.toml").open("a") as policy:
-            policy.write("[tenants.brief]\nprofile = 'brief'\n")
+        (directory / "policy.toml").write_text(POLICY + REMOVED)
         (directory / "config.toml").write_text(f'policy.file = "{directory}/policy.toml"\n')
         options = ("--config", str(directory / "config.toml"))
         with running_daemon(directory, *options) as daemon, daemon.client() as client:
-            with daemon.client_of("brief") as brief, brief.create_session() as gone:
-                gone.execute("1")
+            gone = set()
+            for tenant in ("brief", "crowded"):
+                with daemon.client_of(tenant) as short_lived, short_lived.create_session() as removed:
+                    removed.execute("1")
+                    gone.add(removed.session_id)
             session = client.create_session(detached=True)
             session.execute("print('before')")
             results: list[Any] = []
@@ -233,7 +247,7 @@ def test_the_next_daemon_goes_on_with_it_and_removes_old_ones(tmp_path: Path) ->
                 running.join(30)
                 assert len(results[0].output) == 300_000
                 assert again.get_session(session.session_id).execute("4").output == 4
-                assert eventually(lambda: gone.session_id not in {each.session_id for each in again.list_recordings()})
+                assert eventually(lambda: not gone & {each.session_id for each in again.list_recordings()})
                 again.get_session(session.session_id).close()
                 with Recording(fetched(again, session, tmp_path)) as recording:
                     ended = [recording.result(step) for step in recording.steps()]

@@ -46,6 +46,7 @@ class About:
     mode: str
     redact_tools: tuple[str, ...]
     retention_s: float
+    total_bytes: int  # that all recordings of the tenant may have
     create_time_s: float
     end_time_s: float | None = None
     ended: str = ""  # why it ended before its session
@@ -64,8 +65,8 @@ def read_about(directory: Path) -> About:
         raise ValueError("it is not an object")
     about = About(**{**found, "redact_tools": tuple(map(str, found["redact_tools"]))})  # a TypeError names the field
     texts = (about.session_id, about.tenant, about.mode, about.ended)
-    times = (about.create_time_s, about.retention_s, about.end_time_s or 0.0, about.size_bytes)
-    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in times):
+    numbers = (about.create_time_s, about.retention_s, about.end_time_s or 0.0, about.size_bytes, about.total_bytes)
+    if not all(isinstance(each, str) for each in texts) or not all(isinstance(each, int | float) for each in numbers):
         raise ValueError("a field has another type")
     if about.session_id != directory.name:
         raise ValueError("it is of another session")

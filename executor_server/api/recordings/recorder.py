@@ -21,11 +21,20 @@ from executor_server.sessions.journal import ExecutionRequest, ToolFailure
 
 HELD_BYTES_MAX = 64 << 20
 """Bytes of one recording that wait to be written."""
+HELD_BYTES_TOTAL = 256 << 20
+"""Bytes of all recordings that wait to be written; above, those that hold more than an even share end."""
 _ITEM_BYTES = 512
 
 
 class WriterThread(Protocol):
     """The thread that writes recordings."""
+
+    held_bytes: int
+    """Bytes that all recorders hold."""
+
+    def is_short_for(self, held_bytes: int) -> bool:
+        """Returns True if too much is held, and a recorder that holds this much holds more than its share."""
+        ...
 
     def soon(self, recorder: Recorder) -> None:
         """Must take and write what a recorder holds."""
@@ -39,6 +48,7 @@ class Recorder:
         self.writer = writer
         self.held_bytes = 0  # also of what the thread writes now
         self.is_over = False
+        self.is_cut = False  # it ended before the session, or is about to
         self._thread = thread
         self._on_end = on_end
         self._items: list[tuple[Any, ...]] = []
@@ -97,6 +107,11 @@ class Recorder:
         else:
             self.put(0, RecordingWriter.create, head)
 
+    def cut(self, why: str, failure: str) -> None:
+        """Ends the recording before the session."""
+        self.put(0, RecordingWriter.end_early, why, failure)
+        self.is_cut = True
+
     def take(self) -> tuple[list[tuple[Any, ...]], int]:
         """Returns what is to be written, in order, and its bytes; they are held until `wrote` is called."""
         items, self._items = self._items, []
@@ -105,6 +120,7 @@ class Recorder:
 
     def wrote(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
+        self._thread.held_bytes -= size_bytes
 
     @property
     def new_bytes(self) -> int:
@@ -113,11 +129,13 @@ class Recorder:
 
     def put(self, size_bytes: int, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
         """Has the thread call a method of the writer, which needs `size_bytes` of memory until then."""
-        if self.is_over or (self.writer.ended and method is not RecordingWriter.close):
+        if self.is_over or ((self.is_cut or self.writer.ended) and method is not RecordingWriter.close):
             return
-        if self.held_bytes > HELD_BYTES_MAX and method is not RecordingWriter.close:
+        is_slow = self.held_bytes > HELD_BYTES_MAX or self._thread.is_short_for(self.held_bytes)
+        if is_slow and method is not RecordingWriter.close:
             method, arguments, options = RecordingWriter.end_early, ("the disk is slower than the session", "slow"), {}
-            size_bytes = 0
+            size_bytes, self.is_cut = 0, True
+        self._thread.held_bytes += size_bytes + _ITEM_BYTES
         self.held_bytes += size_bytes + _ITEM_BYTES
         self._new_bytes += size_bytes + _ITEM_BYTES
         self._items.append((method, time.time(), arguments, options))

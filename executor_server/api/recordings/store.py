@@ -35,7 +35,7 @@ from executor_server.api.recordings.files import (
     Snapshot,
     read_about,
 )
-from executor_server.api.recordings.recorder import NoUpload, RecordedUpload, Recorder
+from executor_server.api.recordings.recorder import HELD_BYTES_TOTAL, NoUpload, RecordedUpload, Recorder
 from executor_server.api.recordings.writer import RecordingWriter
 from executor_server.core import NotFound, Principal, Reason, ResourceExhausted
 from executor_server.sessions import Recorders, RecordingStats, Session
@@ -60,12 +60,12 @@ class Recordings(Recorders):
 
     def __init__(self, directory: Path, on_fetch: Callable[[Principal, str, str], None] = _nothing) -> None:
         """`on_fetch` is called with the caller, the session and its tenant before a recording is read."""
+        self.held_bytes = 0  # of all recorders
         self._directory = directory
         self._on_fetch = on_fetch
         self._thread: ThreadPoolExecutor | None = None
         self._recorders: dict[str, Recorder] = {}  # of the sessions that go on
         self._ended: dict[str, About] = {}
-        self._total_bytes: dict[str, int] = {}  # the limit of each tenant, as its last session had it
         self._dirty: set[Recorder] = set()
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
@@ -122,12 +122,12 @@ class Recordings(Recorders):
                 mode=rules.mode,
                 redact_tools=rules.redact_tools,
                 retention_s=rules.retention_s,
+                total_bytes=rules.total_bytes,
                 create_time_s=time.time(),
             )
             self._stats.begun[rules.mode] += 1
         writer = RecordingWriter(RecordingFiles(self._directory / session.session_id), about, rules)
         recorder = self._recorders[session.session_id] = Recorder(writer, self, self._on_end)
-        self._total_bytes[about.tenant] = rules.total_bytes
         recorder.start(None if is_recovered else _head(session))
         if session.spec.network.any and not is_recovered:
             recorder.unseen("what hosts of the network answered")
@@ -168,20 +168,20 @@ class Recordings(Recorders):
             self._writing = asyncio.get_running_loop().create_task(self._write())
 
     async def _write(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        batches = [(recorder, *recorder.take()) for recorder in dirty]
         try:
-            while self._dirty:
-                dirty, self._dirty = self._dirty, set()
-                batches = [(recorder, *recorder.take()) for recorder in dirty]
-                await self._in_thread(_write_all, [(recorder.writer, items) for recorder, items, _ in batches])
-                for recorder, _, size_bytes in batches:
-                    recorder.wrote(size_bytes)
-                    self._after_write(recorder.writer)
-                if not any(each.new_bytes >= BATCH_BYTES for each in self._dirty):
-                    break
+            await self._in_thread(_write_all, [(recorder.writer, items) for recorder, items, _ in batches])
+            for recorder, _, size_bytes in batches:
+                recorder.wrote(size_bytes)
+                self._after_write(recorder.writer)
         finally:
             self._writing = None
-            if self._dirty and self._timer is None:
-                self._timer = asyncio.get_running_loop().call_later(WRITE_INTERVAL_S, self._begin_writing)
+            for recorder in list(self._dirty):
+                self.soon(recorder)
+
+    def is_short_for(self, held_bytes: int) -> bool:
+        return self.held_bytes > HELD_BYTES_TOTAL and held_bytes > HELD_BYTES_TOTAL // max(1, len(self._recorders))
 
     def _after_write(self, writer: RecordingWriter) -> None:
         if writer.failure:
@@ -191,7 +191,10 @@ class Recordings(Recorders):
             self._ended[writer.about.session_id] = writer.about
 
     async def _write_now(self) -> None:
-        while self._dirty or self._writing is not None:
+        """Writes what was reported before this call."""
+        for _ in range(2):  # what is being written may lack the last of it
+            if not self._dirty and self._writing is None:
+                return
             self._begin_writing()
             assert self._writing is not None, "it has just begun"
             await asyncio.shield(self._writing)
@@ -209,20 +212,38 @@ class Recordings(Recorders):
 
     async def _sweep_for_ever(self) -> None:
         while True:
+            self._cut_too_large()
             for session_id in self._overdue():
                 del self._ended[session_id]
                 await self._in_thread(_remove, self._directory / session_id)
             await asyncio.sleep(SWEEP_INTERVAL_S)
 
-    def _overdue(self) -> list[str]:
-        """Returns ended recordings that are past their retention, or the oldest beyond their tenant's bytes."""
-        now_s, used = time.time(), Counter[str]()
+    def _cut_too_large(self) -> None:
+        """Ends recordings of tenants whose sessions that go on have more than all of the tenant may have."""
+        used = self._used()
+        for recorder in list(self._recorders.values()):
+            about = recorder.writer.about
+            if used[about.tenant] > about.total_bytes:
+                recorder.cut("the recordings of its tenant reached record.total_bytes", "size")
+
+    def _used(self) -> Counter[str]:
+        """Returns the bytes of each tenant's recordings of sessions that go on."""
+        used = Counter[str]()
         for recorder in self._recorders.values():
             used[recorder.writer.about.tenant] += recorder.writer.size_bytes
+        return used
+
+    def _overdue(self) -> list[str]:
+        """Returns ended recordings that are past their retention, or the oldest beyond their tenant's bytes."""
+        now_s, used = time.time(), self._used()
+        live = (recorder.writer.about for recorder in self._recorders.values())
+        limits: dict[str, tuple[float, int]] = {}  # of each tenant, as its last session had it
+        for about in (*live, *self._ended.values()):
+            limits[about.tenant] = max(limits.get(about.tenant, (0.0, 0)), (about.create_time_s, about.total_bytes))
         found = []
         for about in sorted(self._ended.values(), key=lambda each: -(each.end_time_s or now_s)):
             used[about.tenant] += about.size_bytes
-            is_too_much = used[about.tenant] > self._total_bytes.get(about.tenant, used[about.tenant])
+            is_too_much = used[about.tenant] > limits[about.tenant][1]
             if is_too_much or (about.expire_time_s is not None and about.expire_time_s <= now_s):
                 found.append(about.session_id)
                 used[about.tenant] -= about.size_bytes

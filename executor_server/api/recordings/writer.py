@@ -124,6 +124,9 @@ class RecordingWriter:
             except (OSError, DecodeError, StopIteration) as error:
                 reason = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
                 self.end_early(0.0, f"its files could not be written: {reason}", "disk")
+            except Exception:  # noqa: BLE001 - a bug of ours with one recording must not cost all the others
+                _log.exception("recording_broke", session_id=self.about.session_id)
+                self.end_early(0.0, "an internal error of the daemon", "internal")
 
     def end_early(self, time_s: float, why: str, failure: str) -> None:
         """Ends the recording before the session; the session goes on."""

@@ -76,11 +76,12 @@ def read_about(directory: Path) -> About:
 class Incoming:
     """A payload that arrives in pieces. Without `keeps`, only its hash is computed."""
 
-    def __init__(self, path: Path, *, keeps: bool) -> None:
+    def __init__(self, path: Path, files: RecordingFiles, *, keeps: bool) -> None:
         self.path = path
-        self.size_bytes = 0
-        self._digest = hashlib.sha256()
         self.keeps = keeps
+        self.size_bytes = 0
+        self._files = files
+        self._digest = hashlib.sha256()
 
     @property
     def name(self) -> str:
@@ -91,6 +92,7 @@ class Incoming:
         self._digest.update(data)
         self.size_bytes += len(data)
         if self.keeps:
+            self._files.incoming_bytes += len(data)
             fd = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
             try:
                 _write(fd, data)
@@ -103,6 +105,7 @@ class Incoming:
 
     def drop(self) -> None:
         """Removes it."""
+        self._files.incoming_bytes -= self.size_bytes if self.keeps else 0
         self.path.unlink(missing_ok=True)
 
 
@@ -110,6 +113,7 @@ class RecordingFiles:
     """Writes one recording."""
 
     def __init__(self, directory: Path) -> None:
+        self.incoming_bytes = 0  # of payloads that no entry names yet
         self._directory = directory
         self._fd = -1
         self._checksum = zlib.crc32(directory.name.encode())
@@ -155,7 +159,7 @@ class RecordingFiles:
 
     def incoming(self, *, keeps: bool = True) -> Incoming:
         self._incoming += 1
-        return Incoming(self._directory / _INCOMING / str(self._incoming), keeps=keeps)
+        return Incoming(self._directory / _INCOMING / str(self._incoming), self, keeps=keeps)
 
     def keep(self, incoming: Incoming) -> str:
         """Makes a payload that has arrived a blob. Returns its name. Raises BlobsFull."""
@@ -168,7 +172,13 @@ class RecordingFiles:
             incoming.path.replace(self._directory / _BLOBS / name)
             self._blobs.add(name)
             self._blobs_bytes += incoming.size_bytes
+            self.incoming_bytes -= incoming.size_bytes
         return name
+
+    def drop_incoming(self) -> None:
+        """Removes all payloads that no entry names yet."""
+        self.incoming_bytes = 0
+        shutil.rmtree(self._directory / _INCOMING, ignore_errors=True)
 
     def snapshot(self) -> Snapshot:
         return Snapshot(self._directory, self._entries_bytes, tuple(self._blobs))
@@ -178,7 +188,7 @@ class RecordingFiles:
         if self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
-        shutil.rmtree(self._directory / _INCOMING, ignore_errors=True)
+        self.drop_incoming()
 
 
 @dataclass(frozen=True)

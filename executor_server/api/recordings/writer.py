@@ -117,7 +117,10 @@ class RecordingWriter:
                 continue
             try:
                 method(self, time_s, *arguments, **options)
-                if self._files.size_bytes > min(self._rules.max_bytes, RECORDING_BYTES_MAX - _DIRECTORY_BYTES):
+                # Payloads that are never named count too: a hostile guest can send any number of them.
+                if self._files.size_bytes + self._files.incoming_bytes > min(
+                    self._rules.max_bytes, RECORDING_BYTES_MAX - _DIRECTORY_BYTES
+                ):
                     self.end_early(0.0, f"it reached its limit of {self._rules.max_bytes:,} bytes", "size")
             except BlobsFull:
                 self.end_early(0.0, "it reached its limit of payloads", "size")
@@ -135,6 +138,7 @@ class RecordingWriter:
         self.ended, self.failure = why, failure
         _log.warning("recording_ended", session_id=self.about.session_id, tenant=self.about.tenant, reason=why)
         self.about = replace(self.about, ended=why)
+        self._files.drop_incoming()
         try:
             self._files.append(ENDED, why.encode())
             self._files.write_about(self.about)

@@ -87,6 +87,26 @@ def test_interrupt_reaches_the_program_and_not_the_client(environment: dict[str,
         terminal.end()
 
 
+def test_top_follows_sessions_until_q_and_leaves_the_terminal_as_it_was(
+    environment: dict[str, str], daemon: Daemon, session: Session
+) -> None:
+    session.execute("print('x' * 5000)")
+    with on_terminal([*EXECUTOR, "top"], environment) as terminal:
+        before = terminal.modes()
+        terminal.expect(b"SESSION")
+        terminal.expect(session.session_id[:12].encode())
+        session.execute("1 / 0")
+        terminal.expect(b"exception")
+        terminal.type(b"q")
+        assert terminal.end() == 0
+        assert terminal.modes() == before
+    code, table, _ = executor(environment, "top", "--tenant", "local")
+    (row,) = [line.split() for line in table.decode().splitlines() if line.startswith(session.session_id[:12])]
+    assert (code, row[1:4], row[6], row[-1]) == (0, ["local", "idle", "2"], "4.9K", "exception")
+    token = daemon.new_token("plain")
+    assert eventually(lambda: b"--role viewer" in executor(environment, "--token", token, "top")[2])
+
+
 def test_bytes_of_a_program_come_unchanged(environment: dict[str, str], session: Session) -> None:
     with on_terminal(shell(environment, session.session_id), environment) as terminal:
         terminal.expect(b"ready> ")

@@ -12,6 +12,7 @@ import os
 import select
 
 from executor_client._core.limits import APPROVAL_ENDED_CHECK_S
+from executor_client._core.session_base import short_id
 from executor_client.approvals import Approval, ApprovalDecision, ApprovalKind
 
 _log = logging.getLogger(__name__)
@@ -63,9 +64,7 @@ def ask_in_terminal(approval: Approval) -> ApprovalDecision:
 
 
 def _ask(terminal: int, approval: Approval) -> ApprovalDecision:
-    # The id of a fleet's session begins with the name of its node.
-    session_id = approval.session_id if "-" in approval.session_id else approval.session_id[:8]
-    session = f"session {session_id}" if session_id else "a new session"
+    session = f"session {short_id(approval.session_id)}" if approval.session_id else "a new session"
     call = f"({approval.detail})" if approval.kind is ApprovalKind.TOOL else ""
     _write(
         terminal,

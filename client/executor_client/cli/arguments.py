@@ -79,6 +79,13 @@ examples:
 It needs a token of an admin, or one made by `executor-server token new --role approver`.
 """
 
+_TOP_EXAMPLES = """\
+examples:
+  executor top                              until q or Ctrl-C, the busy sessions first
+  executor top | head                       one table
+It needs a token of an admin, or one made by `executor-server token new --role viewer`, which sees its own tenant.
+"""
+
 _LS_EXAMPLES = """\
 examples:
   executor ls 3f2a          all files of the workspace
@@ -137,6 +144,8 @@ def make_parser() -> argparse.ArgumentParser:
     completion = make_command(commands, "completion", "print the completion script of a shell")
     completion.add_argument("shell", nargs="?", choices=SHELLS, default="bash", help="default: bash, and zsh as well")
     completion.epilog = 'bash, zsh:  eval "$(executor completion)"\nfish:       executor completion fish | source'
+    top = make_command(commands, "top", "watch the daemon's sessions", _TOP_EXAMPLES)
+    top.add_argument("--tenant", default="", metavar="NAME", help="only this tenant's sessions")
     _add_approvals(commands)
     _add_env(commands)
     _add_replay(commands)

@@ -26,6 +26,7 @@ from executor_client.cli import (
     listing,
     recordings,
     repl,
+    top,
 )
 from executor_client.cli.completion import completion
 from executor_client.cli.console import Console
@@ -393,6 +394,7 @@ _COMMANDS: dict[str, Callable[[ExecutorClient, argparse.Namespace, Console], int
     "rm": _end_sessions,
     "rename": _rename_session,
     "policy": _show_policy,
+    "top": top.show,
     "replay": recordings.execute_recording,
     "record list": recordings.list_all,
     "record get": recordings.get,

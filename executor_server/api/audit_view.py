@@ -12,6 +12,7 @@ import structlog
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.api import checks
 from executor_server.core import PreconditionFailed, Principal, Reason, Unavailable
+from executor_server.core.fairness import FairSemaphore
 from executor_server.policy.audit import AuditLog, Found, Record, Wanted, search
 
 MAX_RECORDS = 1000
@@ -32,8 +33,8 @@ class AuditView:
     def __init__(self, log: AuditLog | None, directory: Path) -> None:
         self._log = log
         self._directory = directory
-        # One search at a time: each takes a tenth of a second of a processor at most.
-        self._searching = asyncio.Lock()
+        # One search at a time: each takes about a tenth of a second of a processor at most.
+        self._searching = FairSemaphore(1)
 
     async def tail(
         self, caller: Principal, request: admin_pb.TailAuditRequest
@@ -49,7 +50,7 @@ class AuditView:
             wanted = replace(wanted, tenant=caller.tenant)
         # Read before the search, which may find newer records.
         written_seq = self._log.position.seq
-        found = await self._search(wanted)
+        found = await self._search(caller.tenant, wanted)
         for message in _messages(found):
             yield message
         while request.follow:
@@ -57,13 +58,13 @@ class AuditView:
             await asyncio.sleep(LOOK_INTERVAL_S)
             written_seq = self._log.position.seq
             if written_seq > seen_seq:
-                found = await self._search(replace(wanted, before_seq=0, after_seq=seen_seq))
+                found = await self._search(caller.tenant, replace(wanted, before_seq=0, after_seq=seen_seq))
                 if found.records or found.continue_before_seq:
                     for message in _messages(found):
                         yield message
 
-    async def _search(self, wanted: Wanted) -> Found:
-        async with self._searching:
+    async def _search(self, tenant: str, wanted: Wanted) -> Found:
+        async with self._searching.hold(tenant):
             try:
                 return await asyncio.to_thread(search, self._directory, wanted)
             except OSError as error:

@@ -59,7 +59,7 @@ async def follow_execution(
     while True:
         part = _part_to(session, execution, place, has_content=view == "content")
         del execution  # it may be dropped while this waits for a slow viewer
-        if not _is_empty(part):
+        if part is not None:
             yield part
         if place.has_result:
             return
@@ -116,6 +116,7 @@ class _Place:
     has_result: bool = False
     is_begun: bool = False  # the execution itself was sent
     answers: int = 0  # answered calls of it that were sent
+    state: str = ""  # that was sent
 
     def begin(self, number: int) -> None:
         """Moves to the beginning of an execution."""
@@ -137,7 +138,7 @@ async def _parts_to(
             message.missed_executions += execution.number - place.number - 1
             place.begin(execution.number)
         part = _part_to(session, execution, place, has_content=has_content)
-        if not _is_empty(part):
+        if part is not None:
             message.parts.append(part)
             size_bytes += part.ByteSize()
         if not place.has_result:
@@ -148,14 +149,18 @@ async def _parts_to(
 
 def _part_to(
     session: Session, execution: Execution, place: _Place, *, has_content: bool
-) -> admin_pb.FollowExecutionResponse:
-    """Returns what follows after a place in an execution, and moves the place."""
+) -> admin_pb.FollowExecutionResponse | None:
+    """Returns what follows after a place in an execution; None if that is nothing. Moves the place."""
     missed, events = execution.part_after(place.event, MAX_EVENTS, MAX_BYTES)
     answers = execution.waits_after(place.answers)
+    state = session.executions.state_of(execution)
+    if place.is_begun and state == place.state and not (missed or events or answers):
+        return None
     part = admin_pb.FollowExecutionResponse(
         missed_events=missed,
         events=[_event_to(each, has_content=has_content) for each in events],
         answers=[admin_pb.AnsweredCall(call_id=call_id, wait_s=wait_s) for call_id, wait_s in answers],
+        state=f"EXECUTION_STATE_{state.upper()}",
     )
     if not place.is_begun:
         code = execution.code.decode(errors="replace") if has_content else ""
@@ -163,13 +168,9 @@ def _part_to(
         part.has_content = has_content
         place.is_begun = True
     place.event += missed + len(events)
-    place.answers = execution.waits_count
+    place.answers, place.state = execution.waits_count, state
     place.has_result = execution.done and place.event == execution.last_number
     return part
-
-
-def _is_empty(part: admin_pb.FollowExecutionResponse) -> bool:
-    return not (part.HasField("execution") or part.events or part.answers)
 
 
 def _view_of(session: Session) -> Literal["metadata", "content"]:
@@ -223,19 +224,26 @@ def _event_to(event: Event, *, has_content: bool) -> admin_pb.FollowedEvent:
 def _clear_contents(event: pb.Event) -> int:
     """Clears everything that a program printed, passed or returned; returns the bytes that it took."""
     before = event.ByteSize()
-    match event.WhichOneof("kind"):
-        case "log":
-            event.log.ClearField("text")
-        case "image":
-            event.image.ClearField("data")
-        case "display":
-            event.display.ClearField("data")
-        case "tool_call":
-            event.tool_call.ClearField("arguments")
-        case "blob_chunk":
-            event.blob_chunk.ClearField("data")
-        case "result":
-            event.result.ClearField("output")
-            for name in ("message", "traceback", "statement"):
-                event.result.error.ClearField(name)
+    kind = event.WhichOneof("kind")
+    assert kind is not None
+    for name in _CONTENTS[kind]:
+        getattr(event, kind).ClearField(name)
+    if event.result.HasField("error"):
+        for name in _ERROR_CONTENTS:
+            event.result.error.ClearField(name)
     return before - event.ByteSize()
+
+
+# The fields with contents of each kind of event. A kind that is not here can't be shown.
+_CONTENTS = {
+    "queued": (),
+    "log": ("text",),
+    "output_cut": (),
+    "image": ("data",),
+    "tool_call": ("arguments",),
+    "blob_chunk": ("data",),
+    "result": ("output",),
+    "limit_warning": (),
+    "display": ("data",),
+}
+_ERROR_CONTENTS = ("message", "traceback", "statement")

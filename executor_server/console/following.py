@@ -134,6 +134,7 @@ class StepWriter:
             self._view = message.execution
             self._is_known = True
             self._has_content = message.has_content
+        self._view.state = message.state
         self._missed += message.missed_events
         for followed in message.events:
             event = followed.event

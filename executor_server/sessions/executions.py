@@ -227,7 +227,9 @@ class Executions:
             return "ended"
         if execution is not next(iter(self.journal.running.values()), execution):
             return "queued"
-        waits = execution.waits_for_client or execution.execution_id in {held for held, _ in self.journal.held()}
+        waits = execution.waits_for_client or self._approvals.has_waiting(
+            self._session.session_id, execution.execution_id
+        )
         return "waiting" if waits else "running"
 
     async def admit_view(self, viewer: Principal, execution_id: str) -> None:

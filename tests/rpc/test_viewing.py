@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,6 +29,7 @@ default = "metadata"
 [profiles.metadata]
 [profiles.content]
 audit.view = "content"
+audit.code = "full"
 [profiles.none]
 audit.view = "none"
 
@@ -79,7 +81,8 @@ class Admin:
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     require("local")
-    with (fleet_daemon if wanted() else daemon_of)("[pool]\nsize = 0\n", policy=POLICY) as running:
+    settings = "[pool]\nsize = 0\n[sessions]\njournal_bytes = 200_000\n"
+    with (fleet_daemon if wanted() else daemon_of)(settings, policy=POLICY) as running:
         yield running
 
 
@@ -160,16 +163,45 @@ def test_a_session_is_followed_through_its_executions_until_its_end(daemon: Daem
         assert run.exception() is not None or run.result().error is not None
 
 
+def test_a_viewer_sees_what_a_program_waits_for_and_keeps_nothing_for_itself(daemon: Daemon, admin: Admin) -> None:
+    asked, may_answer = threading.Event(), threading.Event()
+
+    def ask(question: str) -> str:
+        asked.set()
+        assert may_answer.wait(60)
+        return question
+
+    with daemon.client_of("metadata") as client, ThreadPoolExecutor(1) as pool:
+        session = client.create_session(limits={"idle_time_s": 1.0}, detached=True)
+        session.register_tools({"ask": ask})
+        call = admin.follow_session(session)
+        assert next(call).complete
+        run = pool.submit(session.execute, "ask('')\nfor _ in range(90):\n    print('x' * 10_000)")
+        assert asked.wait(60)
+        while (part := next(call).parts[-1]).state != pb.EXECUTION_STATE_WAITING:
+            pass
+        may_answer.set()
+        execution_id = run.result().execution_id
+        (part,) = admin.follow(session, execution_id)
+        assert part.missed_events > 0
+        assert part.events[-1].event.HasField("result")
+        *_, last = call  # ends with the session, which nobody uses
+        assert last.parts[-1].state == pb.EXECUTION_STATE_ENDED
+        assert code_of(lambda: admin.list(session)) == "NOT_FOUND"
+
+
 def test_the_audit_log_is_read_page_by_page_and_then_as_it_grows(daemon: Daemon, admin: Admin, viewer: Admin) -> None:
     with daemon.client_of("seen") as client, client.create_session() as session:
-        ids = [session.execute(str(number)).execution_id for number in range(5)]
+        ids = [session.execute(f"{number}  # secret").execution_id for number in range(5)]
         wanted = {"session_id": session.session_id, "kinds": ["execution_requested"], "max_records": 2}
         pages: list[Any] = [*admin.tail(**wanted)]
         while pages[-1].continue_before_seq:
             pages += admin.tail(**wanted, before_seq=pages[-1].continue_before_seq)
         found = [record for page in reversed(pages) for record in page.records]
         assert [json.loads(record.json)["execution"] for record in found] == ids
-        assert all(record.is_sound for record in found)
+        assert all(record.is_sound and json.loads(record.json)["code_withheld"] for record in found)
+        assert not any("secret" in record.json for record in found)
+        assert [message.records for message in admin.tail(**{**wanted, "text": "secret"})] == [[]]
 
         call = viewer.tail(session_id=session.session_id, text='"KIND":"execution_ENDED"', max_records=1, follow=True)
         assert [len(next(call).records)] == [1]

@@ -316,6 +316,11 @@ class Approvals:
         """The number of requests that wait."""
         return len(self._by_id)
 
+    def has_waiting(self, session_id: str, execution_id: str) -> bool:
+        """Returns True while an execution waits for an approval."""
+        waiting = (request.approval for request in self._by_id.values())
+        return any((each.session_id, each.execution_id) == (session_id, execution_id) for each in waiting)
+
     def waiting(self, principal: Principal) -> tuple[Approval, ...]:
         """Returns the waiting requests that this principal may decide, the oldest first."""
         listed = (request.approval for request in self._by_id.values())

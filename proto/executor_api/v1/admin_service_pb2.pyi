@@ -592,18 +592,20 @@ class AnsweredCall(_message.Message):
     def __init__(self, call_id: _Optional[str] = ..., wait_s: _Optional[float] = ...) -> None: ...
 
 class FollowExecutionResponse(_message.Message):
-    __slots__ = ("execution", "has_content", "missed_events", "events", "answers")
+    __slots__ = ("execution", "has_content", "missed_events", "events", "answers", "state")
     EXECUTION_FIELD_NUMBER: _ClassVar[int]
     HAS_CONTENT_FIELD_NUMBER: _ClassVar[int]
     MISSED_EVENTS_FIELD_NUMBER: _ClassVar[int]
     EVENTS_FIELD_NUMBER: _ClassVar[int]
     ANSWERS_FIELD_NUMBER: _ClassVar[int]
+    STATE_FIELD_NUMBER: _ClassVar[int]
     execution: ExecutionView
     has_content: bool
     missed_events: int
     events: _containers.RepeatedCompositeFieldContainer[FollowedEvent]
     answers: _containers.RepeatedCompositeFieldContainer[AnsweredCall]
-    def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., has_content: bool = ..., missed_events: _Optional[int] = ..., events: _Optional[_Iterable[_Union[FollowedEvent, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[AnsweredCall, _Mapping]]] = ...) -> None: ...
+    state: ExecutionState
+    def __init__(self, execution: _Optional[_Union[ExecutionView, _Mapping]] = ..., has_content: bool = ..., missed_events: _Optional[int] = ..., events: _Optional[_Iterable[_Union[FollowedEvent, _Mapping]]] = ..., answers: _Optional[_Iterable[_Union[AnsweredCall, _Mapping]]] = ..., state: _Optional[_Union[ExecutionState, str]] = ...) -> None: ...
 
 class FollowSessionRequest(_message.Message):
     __slots__ = ("session_id", "after_execution_id")

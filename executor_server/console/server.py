@@ -72,6 +72,8 @@ def serve(config: Config) -> None:
             f"{address} is reachable from other machines, and its pages would be sent unencrypted. Set "
             "console.tls_cert and console.tls_key, or listen on 127.0.0.1."
         )
+    if address.host in ("0.0.0.0", "::") and not section.hosts:
+        raise AddressError(f"{address} is every address of this machine. Set console.hosts to the name for browsers.")
     addresses.check_port(address)  # granian would share the port with another console
     try:
         with claim(config.server.state_dir / "console") as state:
@@ -116,7 +118,10 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    channel = channel_to(daemon_address, section.daemon_tls_ca, tls=_needs_tls(daemon_address, section))
+    try:
+        channel = channel_to(daemon_address, section.daemon_tls_ca, tls=_needs_tls(daemon_address, section))
+    except OSError as error:
+        raise ConsoleError(f"{section.daemon_tls_ca} can't be read: {error.strerror}.") from error
     try:
         async with Daemon(channel, lambda: _token(section, own, daemon_address), approves=section.actions) as daemon:
             access = Access(f"{scheme}://{names[-1]}", keep_link)

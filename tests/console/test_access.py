@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import subprocess
+from pathlib import Path
+
 import httpx
 import pytest
 
-from tests.support.console import Browser, Console
+from tests.support.console import TIMEOUT_S, Browser, Console
+from tests.support.fork_server import SERVER, popen
+from tests.support.free_ports import free_port
 
 
 def test_a_link_signs_in_once(console: Console) -> None:
@@ -18,6 +23,25 @@ def test_a_link_signs_in_once(console: Console) -> None:
         assert second.get(link).status_code == 403
         assert second.get(f"{console.url}/").status_code == 401
     assert console.link() != link
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (["--listen", "0.0.0.0:1"], "Set console.tls_cert"),
+        (["--listen", "0.0.0.0:1", "--tls-cert", "/none", "--tls-key", "/none"], "Set console.hosts"),
+        (["--tls-cert", "/none"], "given together"),
+        (["--daemon", "nowhere"], "write HOST:PORT"),
+        (["--link"], "No console runs"),
+    ],
+)
+def test_a_console_that_can_not_serve_says_why(tmp_path: Path, options: list[str], problem: str) -> None:
+    command = [*SERVER, "console", "--state-dir", str(tmp_path / "s"), "--listen", f"127.0.0.1:{free_port()}", *options]
+    with popen(command, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT) as process:
+        output, _ = process.communicate(timeout=TIMEOUT_S)
+    assert process.returncode in (3, 4)
+    assert problem in output
+    assert "Traceback" not in output
 
 
 def test_every_response_forbids_scripts_frames_and_guessing(console: Console, browser: Browser) -> None:

@@ -36,6 +36,7 @@ def routes(console: Console) -> list[BaseRoute]:
     daemon = console.daemon
 
     async def approvals(request: Request) -> Response:
+        await daemon.known_approvals()
         return console.page(request, "approvals.html", events="/events/approvals", **_listed(console))
 
     async def approvals_events(request: Request) -> Response:
@@ -48,7 +49,7 @@ def routes(console: Console) -> list[BaseRoute]:
             yield "approvals", console.fragment("approvals_list.html", **_listed(console))
 
     async def approval(request: Request) -> Response:
-        found = _waiting(request.path_params["approval_id"])
+        found = await _waiting(request.path_params["approval_id"])
         code, missing = await _code(found)
         return console.page(
             request,
@@ -85,8 +86,10 @@ def routes(console: Console) -> list[BaseRoute]:
         said = [] if found is None else [f"Session {found.session_id or 'to be made'}: {_verb(found)} {_shown(found)}"]
         return console.page(request, "action_done.html", title=title, said=said, back="/approvals")
 
-    def _waiting(approval_id: str) -> admin_pb.Approval:
-        for each in daemon.approvals:
+    async def _waiting(approval_id: str) -> admin_pb.Approval:
+        if not console.actions:
+            raise HTTPException(403, _OFF)
+        for each in await daemon.known_approvals():
             if each.approval_id == approval_id:
                 return each
         raise HTTPException(404, "No request with this id waits: it may have been decided, withdrawn, or timed out.")
@@ -126,7 +129,7 @@ def _listed(console: Console) -> dict[str, Any]:
     return {
         "approvals": [(each, _verb(each), _shown(each)) for each in daemon.approvals],
         "problem": "" if error is None else error.message,
-        "waiting": daemon.status.approvals if daemon.status is not None else 0,
+        "waiting": daemon.waiting,
     }
 
 

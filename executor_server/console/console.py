@@ -180,9 +180,7 @@ class Console:
             yield "away", self.fragment("away.html", **self._layout())
 
     def _layout(self) -> dict[str, Any]:
-        status = self.daemon.status
-        waiting = len(self.daemon.approvals) or (status.approvals if status is not None else 0)
-        return {"approvals_waiting": waiting, "away_since": self.daemon.away_since}
+        return {"approvals_waiting": self.daemon.waiting, "away_since": self.daemon.away_since}
 
 
 async def _end(browser: Browser) -> AsyncGenerator[tuple[str, str], None]:

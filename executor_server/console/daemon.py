@@ -36,6 +36,8 @@ USAGE_AGE_S = 15.0
 """Seconds for which pages share what the tenants have used."""
 ATTENDED_S = 60.0
 """Seconds after a page was sent for which somebody counts as looking, without an open stream."""
+APPROVALS_WAIT_S = 2.0
+"""Seconds for a page to wait for the first list of requests, when nobody has looked for a while."""
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_PEM_BYTES = 1024 * 1024
 # The daemon tolerates this ping rate.
@@ -165,6 +167,7 @@ class Daemon:
         self.sessions_changes = Changes()
         self.approvals: list[admin_pb.Approval] = []
         """Requests that wait, the oldest first. Watched while somebody looks, and if the console may decide."""
+        self._approvals_known = False
         self.approvals_changes = Changes()
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
         """The last hour, the oldest first."""
@@ -183,6 +186,21 @@ class Daemon:
     def status(self) -> admin_pb.GetStatusResponse | None:
         """The last sample's; None before the first one."""
         return self.samples[-1].status if self.samples else None
+
+    @property
+    def waiting(self) -> int:
+        """Number of requests that wait for an approval; without a watch, when the last sample was taken."""
+        return len(self.approvals) if self._approvals_known or self.status is None else self.status.approvals
+
+    async def known_approvals(self) -> list[admin_pb.Approval]:
+        """Notes that somebody looks. Returns the requests once they are known, or after `APPROVALS_WAIT_S`."""
+        self.attend()
+        if self._approves:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(APPROVALS_WAIT_S):
+                    while not self._approvals_known and "approvals" not in self.errors:
+                        await self.approvals_changes.after(self.approvals_changes.count)
+        return self.approvals
 
     async def __aenter__(self) -> Daemon:
         watches: dict[str, Callable[[], Awaitable[None]]] = {"sessions": self._sessions, "status": self._sample}
@@ -281,13 +299,13 @@ class Daemon:
             watch.cancel()
             with suppress(asyncio.CancelledError, DaemonError):
                 await watch
-            self.approvals = []
+            self.approvals, self._approvals_known = [], False
             self.approvals_changes.notify()
 
     async def _watch_approvals(self) -> None:
         async for message in self.admin.WatchApprovals(admin_pb.WatchApprovalsRequest()):
             self._works("approvals")
-            self.approvals = list(message.approvals)
+            self.approvals, self._approvals_known = list(message.approvals), True
             self.approvals_changes.notify()
         raise DaemonError("UNAVAILABLE", "", "The daemon ended the stream.")
 

@@ -157,8 +157,7 @@ async def _state(console: Console) -> dict[str, Any]:
 def _notices(
     console: Console, status: admin_pb.GetStatusResponse | None, tenants: Sequence[Tenant]
 ) -> Iterator[Notice]:
-    waiting = len(console.daemon.approvals) or (status.approvals if status is not None else 0)
-    if waiting:
+    if waiting := console.daemon.waiting:
         yield Notice(f"{waiting} waiting for an approval", "/approvals")
     for tenant in tenants:
         for quota in tenant.quotas:

@@ -15,6 +15,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.console.audit_log import fields_of, found, search_of, time_of
 from executor_server.console.console import Console
 from executor_server.console.daemon import DaemonError
+from executor_server.core.config import dotted
 
 KINDS = (
     "request_refused",
@@ -44,6 +45,7 @@ _KEY_OF = {
     "import_denied": "imports.allowed",
     "policy_denied": "language",
 }
+_KEYS = frozenset(_KEY_OF.values())
 
 
 @dataclass(frozen=True)
@@ -76,12 +78,18 @@ class Group:
     """The latest first."""
 
 
-def grouped(records: Iterable[admin_pb.AuditRecord]) -> list[Group]:
-    """Groups the refusals in records of the audit log, the oldest first. The most frequent groups come first."""
+def grouped(records: Iterable[admin_pb.AuditRecord], profiles: Mapping[str, str]) -> list[Group]:
+    """Groups the refusals in records of the audit log, the oldest first. The most frequent groups come first.
+
+    `profiles`: of sessions, by id, as far as they are known.
+    """
     groups: dict[tuple[str, str], Group] = {}
     for record in records:
         for refusal in refusals_in(fields_of(record)):
-            key = (refusal.rule, refusal.policy)
+            profile = profiles.get(refusal.session_id, "")
+            has_profile = profile and refusal.rule in _KEYS
+            rule = f"{dotted(('profiles', profile))}.{refusal.rule}" if has_profile else refusal.rule
+            key = (rule, refusal.policy)
             group = groups.setdefault(key, Group(*key))
             group.count += refusal.count
             group.last = [refusal, *group.last[: EXAMPLES_MAX - 1]]
@@ -139,7 +147,8 @@ def routes(console: Console) -> list[BaseRoute]:
         search = replace(search_of(request.query_params), kinds=" ".join(KINDS))
         page = await found(console.daemon, search, RECORDS_OF_PAGE)
         asked = replace(search, kinds="")
-        groups = grouped(page.records)
+        sessions = ((session_id, view.owned.session) for session_id, view in console.daemon.sessions.items())
+        groups = grouped(page.records, {session_id: session.policy.profile for session_id, session in sessions})
         policy = await _policy([group.rule for group in groups])
         return console.page(
             request,

@@ -25,6 +25,7 @@ default = "team"
 audit.view = "content"
 tools.allowed = ["search"]
 tools.ask = ["send_*"]
+imports.allowed = ["numpy"]
 approvals.wait_s = 30
 """
 CODE = "# the report\nprint(send_report('boss'))"
@@ -74,6 +75,13 @@ def test_a_waiting_step_goes_on_with_an_approval_for_the_session(browser: Browse
     assert session.execute(CODE).outcome is Outcome.SUCCEEDED
     again = browser.post(path, decision="once")
     assert (again.status_code, "no request with this id waits" in again.text) == (404, True)
+
+
+def test_a_refused_import_names_its_line_too(browser: Browser, session: Session) -> None:
+    assert session.execute("import socket").outcome is Outcome.IMPORT_DENIED
+    line = POLICY.splitlines().index('imports.allowed = ["numpy"]') + 1
+    link, page = f'<a href="/policy#line-{line}">', f"/refusals?session={session.session_id}"
+    assert eventually(lambda: link in browser.get(page))  # once the console knows the session
 
 
 def test_a_denial_is_an_error_that_the_program_reads(browser: Browser, session: Session) -> None:

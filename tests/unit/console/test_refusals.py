@@ -32,7 +32,8 @@ def test_refusals_are_grouped_by_rule_and_policy_and_the_latest_are_kept() -> No
             record("execution_ended", policy="f2", outcome="import_denied", error="ImportError", session="s1"),
             record("execution_ended", policy="f2", outcome="succeeded"),
             record("request_refused", reason="SESSION_NOT_FOUND", method="Execute", message="no session"),
-        ]
+        ],
+        {"s1": "team.a", "s2": "other"},
     )
     assert [(each.rule, each.policy, each.count) for each in groups] == [
         ("network.allowed", "", 40),
@@ -40,7 +41,7 @@ def test_refusals_are_grouped_by_rule_and_policy_and_the_latest_are_kept() -> No
         (RULE, "f2", 1),
         ("network.allowed", "f2", 1),
         ("r.ask", "", 1),
-        ("imports.allowed", "f2", 1),
+        ('profiles."team.a".imports.allowed', "f2", 1),
         ("SESSION_NOT_FOUND", "", 1),
     ]
     assert [each.what for each in groups[1].last] == ["tools: tool4", "tools: tool3", "tools: tool2"]
@@ -50,5 +51,5 @@ def test_refusals_are_grouped_by_rule_and_policy_and_the_latest_are_kept() -> No
 
 def test_damaged_records_refuse_nothing() -> None:
     texts = ["", "{", "[]", "null", "[" * 100_000, '{"kind": 3}', '{"kind": "request_refused", "violations": [7, {}]}']
-    (only,) = grouped(admin_pb.AuditRecord(json=text) for text in texts)
+    (only,) = grouped((admin_pb.AuditRecord(json=text) for text in texts), {})
     assert (only.rule, only.policy, only.count) == ("", "", 1)

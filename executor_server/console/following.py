@@ -31,7 +31,7 @@ from executor_server.console.pictures import IMAGE_BYTES_MAX, Picture, Pictures,
 WATCHES_MAX = 32
 """Sessions that are followed at a time. Each takes at most 5 MiB."""
 LINGER_S = 30.0
-"""Seconds for which a session is followed after its last viewer has left."""
+"""Seconds for which a session is followed at least after its last viewer has left, unless others take its place."""
 REFRESH_MIN_S = 2.0
 REFRESH_S = 15.0
 """Seconds between two looks at the processes, ports and connections of a session: at least and at most."""
@@ -173,7 +173,9 @@ class StepWriter:
             "session_step_head.html",
             number=self._number,
             view=self._view,
-            state=enum_text(admin_pb.ExecutionState, self._view.state, "EXECUTION_STATE_"),
+            state="waiting"
+            if self._calls
+            else enum_text(admin_pb.ExecutionState, self._view.state, "EXECUTION_STATE_"),
             outcome=self._outcome,
             result=self._result,
         )
@@ -484,18 +486,29 @@ class Watches:
         self._daemon = daemon
         self._templates = templates
         self._watches: dict[str, Watch] = {}
+        self._ending: set[asyncio.Task[None]] = set()
 
     def of(self, session_id: str) -> Watch:
         """Returns the watch of a session, and starts it if nobody has looked lately. Raises TooMany."""
         watch = self._watches.get(session_id)
         if watch is None or (watch.is_over and not watch.has_ended):
-            self._watches = {key: each for key, each in self._watches.items() if not (each.is_over and each.is_unseen)}
             if len(self._watches) >= WATCHES_MAX:
-                raise TooMany(f"{WATCHES_MAX} sessions are being watched; close a page of another session")
+                self._end_one()
             watch = self._watches[session_id] = Watch(session_id, self._daemon, self._templates, self.pictures)
         watch.used_at = time.monotonic()
         return watch
 
+    def _end_one(self) -> None:
+        """Ends the watch that has been without viewers for the longest time. Raises TooMany if each has some."""
+        unseen = [each for each in self._watches.values() if not each.viewers]
+        if not unseen:
+            raise TooMany(f"{WATCHES_MAX} sessions are being watched; close a page of another session")
+        gone = min(unseen, key=lambda each: each.used_at)
+        del self._watches[gone.session_id]
+        ending = asyncio.create_task(gone.stop())
+        self._ending.add(ending)
+        ending.add_done_callback(self._ending.discard)
+
     async def stop(self) -> None:
         """Ends all watches."""
-        await asyncio.gather(*(each.stop() for each in self._watches.values()))
+        await asyncio.gather(*self._ending, *(each.stop() for each in self._watches.values()))

@@ -99,3 +99,11 @@ def test_contents_are_not_shown_unless_the_profile_allows_it(daemon: Daemon, bro
     assert "secret" not in page
     assert "bytes were printed" in page
     assert "succeeded" in page
+
+
+def test_the_page_of_a_long_step_is_bounded(browser: Browser, session: Session) -> None:
+    session.execute("for i in range(100_000): print(i)")
+    page = browser.get(f"/sessions/{session.session_id}")
+    assert "\n99999\n" in page
+    assert "earlier parts are no longer shown" in page
+    assert len(page) < 300_000

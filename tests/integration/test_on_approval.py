@@ -188,6 +188,32 @@ def test_run_asks_at_the_terminal_and_refuses_without_one(daemon: Daemon) -> Non
     os.close(terminal)
 
 
+def test_an_agent_asks_at_its_terminal_by_default(daemon: Daemon) -> None:
+    program = f"""
+from executor_client.smolagents import RemoteExecutor
+
+def send_mail(text: str) -> str:
+    return text * 2
+
+with RemoteExecutor() as executor:
+    executor.send_tools({{"send_mail": send_mail}})
+    print("got", executor({TRIES!r}).output)
+"""
+    command = [sys.executable, "-c", program]
+    unattended = subprocess.run(["setsid", "-w", *command], env=environment(daemon), capture_output=True, text=True)
+    assert "nobody who may approve is connected" in unattended.stdout, unattended
+    terminal, its_end = pty.openpty()
+    running = subprocess.Popen(
+        ["setsid", "-c", "-w", *command], env=environment(daemon), stdin=its_end, stdout=its_end, stderr=its_end
+    )
+    os.close(its_end)
+    assert b'call the tool: send_mail("x")' in until(terminal, b"[d]eny? ")
+    os.write(terminal, b"o\n")
+    until(terminal, b"got xx")
+    assert running.wait() == 0
+    os.close(terminal)
+
+
 HOSTILE = {
     "\x1b[2J\x9b31m\x07\r": r"\x1b[2J\x9b31m\x07\x0d",
     "\u202egro.ipyp\u2066": r"\u202egro.ipyp\u2066",

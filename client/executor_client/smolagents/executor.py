@@ -46,6 +46,7 @@ from executor_client._core.local import LocalPath
 from executor_client._core.requests import environment, state_of
 from executor_client._core.short_repr import ShortRepr
 from executor_client.smolagents.code_output import RemoteCodeOutput, writable
+from executor_client.smolagents.connecting import connect
 from executor_client.smolagents.console import LogStream, WaitLog, escape
 from executor_client.smolagents.failures import (
     CodeExecutionError,
@@ -112,8 +113,8 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
     `record` is a path, such as "run.rxr": `cleanup` writes a recording of all sessions there, with the calls of the
     model if the agent is our `CodeAgent` (see `Session.record`). A `Recorder` can be given instead, and is not closed.
 
-    `on_approval` decides requests that the policy leaves to a person, as that of `ExecutorClient`; `ask_in_terminal`
-    asks in the terminal.
+    `on_approval` decides requests that the policy leaves to a person, as that of `ExecutorClient`. By default they are
+    asked at the terminal of this process, if it has one and the client may decide.
 
     Raises `InvalidRequest` for unknown limits. A request beyond the policy is refused on first use, before the first
     call of the model; `PolicyViolationError` then lists every violation.
@@ -361,7 +362,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         self, address: str | None, token: str | None, tls: TlsConfig | bool | None, on_approval: OnApproval | None
     ) -> Callable[[], ExecutorClient]:
         on_wait = weakly(self._show_wait)
-        return lambda: ExecutorClient(address, token=token, tls=tls, on_wait=on_wait, on_approval=on_approval)
+        return lambda: connect(address, token, tls, on_wait, on_approval)
 
     def _show_wait(self, wait: Wait) -> None:
         self._wait_log.show(self.logger, wait)

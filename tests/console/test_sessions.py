@@ -87,7 +87,7 @@ def test_changes_come_by_the_stream(browser: Browser, client: ExecutorClient) ->
 def test_the_overview_has_state_quotas_and_the_newest_sessions(browser: Browser, client: ExecutorClient) -> None:
     with client.create_session() as session:
         assert shows(browser, "/", session.session_id)
-        assert shows(browser, "/", "Backends and pool")
+        assert shows(browser, "/", "running since")
         page = browser.get("/")
         assert "<polyline points=" in page
         assert 'href="/sessions?tenant=' in page

@@ -22,7 +22,8 @@ FLEET_WORKERS ?= $(shell echo $$(((3 * $$(nproc) + 1) / 2)))
 # Those whose daemon is the one of tests/integration/conftest.py, and those whose server is the one of tests/rpc/edge.py.
 FLEET_TESTS := $(addprefix tests/integration/test_, smolagents*.py evaluate.py client_everything.py asyncio_client.py \
 	round_trips.py large_answers.py missing_modules.py mcp.py session_owners.py cli_executor.py client_processes.py \
-	client_watches.py savepoints.py named_sessions.py ports.py cli_port_forward.py state_export.py network_tools.py) \
+	client_watches.py savepoints.py named_sessions.py ports.py cli_port_forward.py state_export.py network_tools.py \
+	daemon_recordings.py) \
 	tests/rpc/test_edge_*.py tests/rpc/test_admin*.py tests/rpc/test_viewing.py tests/rpc/test_watching_sessions.py
 
 VENV := .venv

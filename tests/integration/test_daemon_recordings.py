@@ -23,6 +23,8 @@ from executor_client.cli import main
 from tests.support.backends import require
 from tests.support.blocking import client_of
 from tests.support.daemon import Daemon, daemon_of, running_daemon
+from tests.support.fleet_daemon import fleet_daemon
+from tests.support.fleet_daemon import wanted as fleet_is_wanted
 from tests.support.leftovers import DAEMON_PREFIX
 from tests.support.polling import eventually
 
@@ -74,7 +76,7 @@ TOOLS: dict[str, Any] = {
 @pytest.fixture(scope="module")
 def daemon() -> Iterator[Daemon]:
     require("local")
-    with daemon_of("", policy=POLICY) as running:
+    with fleet_daemon(policy=POLICY) if fleet_is_wanted() else daemon_of("", policy=POLICY) as running:
         yield running
 
 
@@ -188,7 +190,7 @@ def test_a_recording_is_for_its_tenant_as_far_as_the_policy_says_and_for_adminis
         with other.create_session() as unrecorded:
             unrecorded.execute("1")
         for client, session_id in ((other, session.session_id), (other, unrecorded.session_id), (other, "none")):
-            with pytest.raises(NotFoundError, match="no recording"):
+            with pytest.raises(NotFoundError, match="there is no"):
                 client.get_recording(session_id, path)
         assert other.list_recordings() == []
         with pytest.raises(PolicyViolationError, match=r"record\.fetch"):

@@ -456,3 +456,5 @@ class Policy(ShortRepr):
     """Imports that need an approval to be authorized."""
     ask_tools: tuple[str, ...] = ()
     """Names of tools of which each call needs an approval."""
+    record: str = "none"
+    """What the daemon records of new sessions: "none", "events" or "full" (docs/recording.md)."""

@@ -127,6 +127,7 @@ def policy_to(summary: PolicySummary) -> pb.Policy:
         tool_placements=summary.tools.placements,
         allowed_tools=summary.tools.allowed,
         ask_tools=summary.tools.ask,
+        record=summary.record.mode,
         network="names" if summary.network.rules.any else "none",
         network_rules=_network_rules_to(summary.network.rules, summary.network.default, summary.network.allowed),
         packages=summary.packages if summary.packages != PackagesSummary() else None,

@@ -141,7 +141,9 @@ def test_one_of_a_session_that_goes_on_says_that_it_is_incomplete(
         path, access = tmp_path / "cli.rxr", ["--address", daemon.address, "--token", daemon.token]
         assert main(["record", "get", session.session_id[:20], "-o", str(path), *access]) == 0
         assert main(["record", "list", *access]) == 0
-        assert "goes on" in capsys.readouterr().out
+        assert main(["policy", *access]) == 0
+        out = capsys.readouterr().out
+        assert "goes on" in out and "by the daemon: full" in out
         assert path.exists()
 
 

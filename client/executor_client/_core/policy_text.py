@@ -32,6 +32,8 @@ def _rules(policy: Policy) -> Iterator[tuple[str, str]]:
     yield "files put", _transfers(files.max_put_bytes, files.max_puts)
     yield "files got", _transfers(files.max_get_bytes, files.max_gets)
     yield "state", _state(policy.state)
+    if policy.record not in ("", "none"):
+        yield "recorded", f"by the daemon: {policy.record}"
     for name, quota in dataclasses.asdict(policy.quotas).items():
         if quota is not None:
             yield f"quota {name}", _number(quota)

@@ -770,7 +770,7 @@ class PackagesPolicy(_message.Message):
     def __init__(self, allowed: _Optional[_Iterable[str]] = ..., locked: _Optional[_Iterable[str]] = ..., auto: bool = ..., max_requirements: _Optional[int] = ..., max_environment_bytes: _Optional[int] = ..., exclude_newer_s: _Optional[float] = ..., ask: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class Policy(_message.Message):
-    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages", "processes", "ports", "workspace_imports", "ask_imports", "ask_tools")
+    __slots__ = ("policy", "default_limits", "max_limits", "default_imports", "allowed_imports", "images", "backend", "tool_placements", "network", "denied_imports", "refused_language", "allowed_tools", "files", "execution_default_limits", "execution_max_limits", "quotas", "backends", "state", "network_rules", "packages", "processes", "ports", "workspace_imports", "ask_imports", "ask_tools", "record")
     POLICY_FIELD_NUMBER: _ClassVar[int]
     DEFAULT_LIMITS_FIELD_NUMBER: _ClassVar[int]
     MAX_LIMITS_FIELD_NUMBER: _ClassVar[int]
@@ -796,6 +796,7 @@ class Policy(_message.Message):
     WORKSPACE_IMPORTS_FIELD_NUMBER: _ClassVar[int]
     ASK_IMPORTS_FIELD_NUMBER: _ClassVar[int]
     ASK_TOOLS_FIELD_NUMBER: _ClassVar[int]
+    RECORD_FIELD_NUMBER: _ClassVar[int]
     policy: PolicyRef
     default_limits: Limits
     max_limits: Limits
@@ -821,4 +822,5 @@ class Policy(_message.Message):
     workspace_imports: bool
     ask_imports: _containers.RepeatedScalarFieldContainer[str]
     ask_tools: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ..., processes: _Optional[_Union[ProcessRules, _Mapping]] = ..., ports: _Optional[_Union[PortRules, _Mapping]] = ..., workspace_imports: bool = ..., ask_imports: _Optional[_Iterable[str]] = ..., ask_tools: _Optional[_Iterable[str]] = ...) -> None: ...
+    record: str
+    def __init__(self, policy: _Optional[_Union[PolicyRef, _Mapping]] = ..., default_limits: _Optional[_Union[Limits, _Mapping]] = ..., max_limits: _Optional[_Union[Limits, _Mapping]] = ..., default_imports: _Optional[_Iterable[str]] = ..., allowed_imports: _Optional[_Iterable[str]] = ..., images: _Optional[_Iterable[str]] = ..., backend: _Optional[str] = ..., tool_placements: _Optional[_Iterable[str]] = ..., network: _Optional[str] = ..., denied_imports: _Optional[_Iterable[str]] = ..., refused_language: _Optional[_Iterable[str]] = ..., allowed_tools: _Optional[_Iterable[str]] = ..., files: _Optional[_Union[FileLimits, _Mapping]] = ..., execution_default_limits: _Optional[_Union[Limits, _Mapping]] = ..., execution_max_limits: _Optional[_Union[Limits, _Mapping]] = ..., quotas: _Optional[_Union[Quotas, _Mapping]] = ..., backends: _Optional[_Iterable[str]] = ..., state: _Optional[_Union[StateRules, _Mapping]] = ..., network_rules: _Optional[_Union[NetworkRules, _Mapping]] = ..., packages: _Optional[_Union[PackagesPolicy, _Mapping]] = ..., processes: _Optional[_Union[ProcessRules, _Mapping]] = ..., ports: _Optional[_Union[PortRules, _Mapping]] = ..., workspace_imports: bool = ..., ask_imports: _Optional[_Iterable[str]] = ..., ask_tools: _Optional[_Iterable[str]] = ..., record: _Optional[str] = ...) -> None: ...

@@ -164,6 +164,10 @@ class StepWriter:
     def execution_id(self) -> str:
         return self._view.execution_id
 
+    @property
+    def code(self) -> str:
+        return self._view.code
+
     def remove(self) -> None:
         """Takes the execution out of the feed."""
         self._feed.remove(self._step)
@@ -469,6 +473,8 @@ class Watch:
             if self._writer is not None and not self._writer.is_done:  # it is sent again after a reconnection
                 self._writer.remove()
                 self._number -= 1
+                if not part.execution.code and self._writer.execution_id == part.execution.execution_id:
+                    part.execution.code = self._writer.code  # a restarted daemon no longer has it
             self._number = self._number + 1 if self._number else part.execution.number
             templates = partial(self._templates, session_id=self.session_id)
             self._writer = StepWriter(self.feed, templates, self._pictures, self._number, part.execution)

@@ -57,7 +57,8 @@ async def _drain(admin: Any, values: Mapping[str, str]) -> list[str]:
         else f"{each.session_id} was not moved: {each.problem}"
         for each in answer.moved
     ]
-    return [f"No new sessions are taken. There are {answer.sessions}, of which {answer.busy} are busy.", *moved]
+    are = "were" if move else "are"  # counted before they were moved
+    return [f"No new sessions are taken. There {are} {answer.sessions}, of which {answer.busy} {are} busy.", *moved]
 
 
 async def _resume(admin: Any, values: Mapping[str, str]) -> list[str]:

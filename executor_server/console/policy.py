@@ -46,7 +46,7 @@ def routes(console: Console) -> list[BaseRoute]:
             request,
             "policy.html",
             shown=shown,
-            lines=[] if shown is None else shown.content.splitlines(),
+            lines=[] if shown is None else shown.content.split("\n"),
             problem=problem,
             tenant=tenant,
             question=question,

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.audit import records
 from tests.support.backends import require
+from tests.support.console import running_console
 from tests.support.daemon import Daemon, daemon_of
 from tests.support.fork_server import EXECUTOR, SERVER, run
 from tests.support.internet.world import Internet
@@ -127,6 +128,9 @@ def test_an_environment_is_built_listed_shown_and_removed(world: World) -> None:
     shown = world.server("env", "show", environment_id)
     assert shown.returncode == 0 and "\nkiln==1.0\n" in shown.stdout and "--hash" not in shown.stdout
     assert "--hash=sha256:" in world.server("env", "show", environment_id, "--json").stdout
+    with running_console(world.daemon) as console, console.browser() as browser:
+        assert f'href="/environments/{environment_id}"' in browser.get("/environments")
+        assert "kiln==1.0 --hash=sha256:" in browser.get(f"/environments/{environment_id}")
     unknown = world.server("env", "show", "env-0")
     assert (unknown.returncode, unknown.stderr) == (1, "NOT_FOUND: there is no environment 'env-0'\n")
 

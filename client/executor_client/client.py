@@ -35,7 +35,13 @@ from executor_client._core.transport_base import Timeouts
 from executor_client._core.waiting import Awaited
 from executor_client._sync import ClientLease, Transport, off_loop, on_disk, run_blocking, shielded, wait_for
 from executor_client.approvals import Approval, ApprovalDecision, OnApproval
-from executor_client.errors import ExecutorClientError, InvalidRequest, NotFoundError, PreconditionError
+from executor_client.errors import (
+    ExecutorClientError,
+    InvalidRequest,
+    NotFoundError,
+    PolicyViolationError,
+    PreconditionError,
+)
 from executor_client.results import EnvironmentInfo, Policy, RecordingInfo, SessionInfo, SessionState
 from executor_client.session import Session
 from executor_client.waits import OnWait, WaitKind
@@ -213,17 +219,28 @@ class ExecutorClient(ShortRepr):
         return session
 
     def prepare_environment(
-        self, packages: Iterable[str], image: str | None = None, *, backend: str | None = None
+        self, packages: Iterable[str], image: str | None = None, *, backend: str | None = None, ask: bool = True
     ) -> EnvironmentInfo:
         """Makes the daemon build the environment for sessions with these packages, and waits for it.
 
         Creates no session. The wait ends after `image_timeout_s`, but the build continues; a repeated call waits for
         the same environment. Raises PolicyViolationError as `create_session` does, and EnvironmentFailed, with the
         reason, if no environment can be built from these packages.
+
+        With `ask`, packages that need an approval wait for it, and a session with them needs its own; else they are
+        refused.
         """
         request = requests.made(pb.PrepareEnvironmentRequest, packages=list(packages), image=image, backend=backend)
         awaited = Awaited(WaitKind.SANDBOX, "an environment")
-        response = self._transport.call(request, awaited)
+        try:
+            response = self._transport.call(request, awaited)
+        except PolicyViolationError as refusal:
+            if not (ask and requests.asks_for_packages(refusal)):
+                raise
+            request.request_id = requests.new_request_id()
+            lease = self._answering_lease()
+            with lease.creating(request.request_id):
+                response = self._transport.call(request, awaited)
         return convert.from_wire(EnvironmentInfo, response)
 
     def session(self, name: str, **arguments: Any) -> Session:

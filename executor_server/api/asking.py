@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 from typing import TypeVar
 
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_server.api import checks
 from executor_server.core import PolicyViolation, Principal, Reason, Unavailable
 from executor_server.policy.approvals import ApprovalRequired, Approvals, Wanted
 
@@ -31,8 +33,8 @@ class Asking:
     ) -> T:
         """Returns the answer of `decide`, which gets the approvals that there are.
 
-        `request_id` is that of a session to be made, else empty. Raises as `decide`, Unavailable while approvals are
-        missing, and PolicyViolation when one was denied.
+        `request_id` is that of a session or an environment to be made, else empty. Raises as `decide`, Unavailable
+        while approvals are missing, and PolicyViolation when one was denied.
         """
         try:
             return decide(())
@@ -53,6 +55,17 @@ class Asking:
             text = f"waits for an approval: {', '.join(waiting[:_MAX_NAMED])}{more}; repeat the request to learn of it"
             raise Unavailable(Reason.APPROVAL_PENDING, text, RETRY_S)
         return decide(wanted)
+
+    def decided_environment(
+        self,
+        owner: Principal,
+        request: service_pb.PrepareEnvironmentRequest,
+        decide: Callable[[Collection[Wanted]], T],
+    ) -> T:
+        """As `decided`, for an environment; a request without an id has no approvals."""
+        if not request.request_id:
+            return decide(())
+        return self.decided(owner, "", checks.identifier(request.request_id, "request_id"), decide)
 
     def done(self, owner: Principal, session_id: str, request_id: str) -> None:
         """The request has been done: its approvals are used up."""

@@ -91,8 +91,12 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.PrepareEnvironmentRequest, context: Context
     ) -> service_pb.PrepareEnvironmentResponse:
         principal = current_principal.get()
-        spec = self._policy().decide(principal, from_wire.requested_environment_from(request))
+        asked = from_wire.requested_environment_from(request)
+        spec = self._asking.decided_environment(
+            principal, request, lambda given: self._policy().decide(principal, asked, given)
+        )
         environment = await self._sessions.prepare_environment(principal, spec.sandbox)
+        self._asking.done(principal, "", request.request_id)
         return write(service_pb.PrepareEnvironmentResponse, environment)
 
     async def GetSession(

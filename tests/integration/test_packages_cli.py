@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from executor_client import Approval, ApprovalKind, PolicyViolationError
 from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.console import running_console
@@ -66,13 +67,14 @@ def world(internet: Internet, tmp_path: Path) -> Iterator[World]:
     kiln = "import glaze\nVERSION = '1.0'\ndef heat():\n    return f'hot {glaze.VERSION}'\n"
     index.add(make_wheel("kiln", "1.0", {"kiln.py": kiln}, requires=["glaze>=1"]))
     index.add(make_wheel("clay", "1.0"))
+    index.add(make_wheel("slip", "1.0"))
     config = (
         f'{internet.config()}\n[environments]\nindex_url = "{index.url}"\n'
         f'index_hosts = ["{index.host}:443", "{index.files_host}:443"]\n'
     )
     policy = (
         'default = "potters"\n[profiles.potters]\nimports.allowed = ["*"]\n'
-        '[profiles.potters.packages]\nallowed = ["glaze", "kiln"]\n'
+        '[profiles.potters.packages]\nallowed = ["glaze", "kiln"]\nask = ["slip"]\n'
     )
     with daemon_of(config, policy=policy) as daemon:
         yield World(daemon, index, tmp_path, config, policy)
@@ -139,6 +141,22 @@ def test_an_environment_is_built_listed_shown_and_removed(world: World) -> None:
     assert (
         record["lock_sha256"] == json.loads(world.server("env", "show", environment_id, "--json").stdout)["lock_sha256"]
     )
+
+
+def test_an_environment_that_needs_an_approval_waits_for_it(world: World) -> None:
+    refused = world.executor("env", "build", "--with", "slip")
+    assert refused.returncode == 2 and "nobody who may approve is connected" in refused.stderr, refused
+    seen: list[Approval] = []
+
+    def answer(approval: Approval) -> str:
+        seen.append(approval)
+        return "once"
+
+    with world.daemon.client(on_approval=answer) as client:
+        assert client.prepare_environment(["slip", "kiln"]).pins == ("glaze==2.0", "kiln==1.0", "slip==1.0")
+        with pytest.raises(PolicyViolationError):
+            client.prepare_environment(["slip"], ask=False)
+    assert [(each.kind, each.what, each.session_id) for each in seen] == [(ApprovalKind.PACKAGE, "slip", "")]
 
 
 def test_gc_leaves_what_a_sandbox_has_and_is_recorded(world: World) -> None:

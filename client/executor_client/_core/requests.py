@@ -27,6 +27,7 @@ from executor_client.errors import (
     EvaluationError,
     ExecutorClientError,
     InvalidRequest,
+    PolicyViolationError,
     UnavailableError,
 )
 from executor_client.results import ExecutionResult, Limits, SessionInfo
@@ -50,13 +51,23 @@ def made(kind: type[M], *, reason: str = "", what: str = "the request", **fields
         raise InvalidRequest(f"{what} cannot be sent: {error}", reason=reason) from error
 
 
+def new_request_id() -> str:
+    """Returns an id that a caller chooses, so that its request can be repeated."""
+    return uuid.uuid4().hex
+
+
+def asks_for_packages(refusal: PolicyViolationError) -> bool:
+    """True if the policy would grant the request after an approval of packages."""
+    return all(each.rule.endswith(".packages.ask") for each in refusal.violations)
+
+
 def create_session(
     *, limits: LimitsLike, name: str | None, env: Mapping[str, str] | None, **fields: Any
 ) -> pb.CreateSessionRequest:
     """Makes a request with an id of its own, so that it can be repeated. `fields` are those of the message."""
     return made(
         pb.CreateSessionRequest,
-        request_id=uuid.uuid4().hex,
+        request_id=new_request_id(),
         name=None if name is None else checked_name(name),
         env=environment(env),
         limits=convert.limits_to_wire(limits),

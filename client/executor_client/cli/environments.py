@@ -33,7 +33,7 @@ def modules_of(client: ExecutorClient, options: argparse.Namespace, console: Con
     The session may still get it, after an approval.
     """
     try:
-        environment = client.prepare_environment(options.packages, options.image)
+        environment = client.prepare_environment(options.packages, options.image, ask=False)
     except PolicyViolationError:
         return ()
     console.end_wait()

@@ -320,7 +320,10 @@ class SessionCreator:
         self, principal: Principal, request: service_pb.PrepareEnvironmentRequest, time_s: float | None
     ) -> service_pb.PrepareEnvironmentResponse:
         """Has the node make the environment that sessions with it will be placed on. Raises ExecutorError."""
-        spec = self._policy().decide(principal, from_wire.requested_environment_from(request))
+        asked = from_wire.requested_environment_from(request)
+        spec = self._asking.decided_environment(
+            principal, request, lambda given: self._policy().decide(principal, asked, given)
+        )
         wanted, packages = wanted_of(spec, {}), spec.sandbox.packages
         async with self._choice.attempt(principal.tenant, wanted, packages, _take_no_place) as attempt:
             while True:
@@ -333,6 +336,7 @@ class SessionCreator:
                         link, "PrepareEnvironment", request, principal, time_s
                     )
                     attempt.made_at(node)
+                    self._asking.done(principal, "", request.request_id)
                     return answer
                 except RefusedByNode as refused:
                     attempt.refused(node, refused)

@@ -70,14 +70,16 @@ class CreateSessionResponse(_message.Message):
     def __init__(self, session: _Optional[_Union[_types_pb2.Session, _Mapping]] = ...) -> None: ...
 
 class PrepareEnvironmentRequest(_message.Message):
-    __slots__ = ("packages", "image", "backend")
+    __slots__ = ("packages", "image", "backend", "request_id")
     PACKAGES_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     BACKEND_FIELD_NUMBER: _ClassVar[int]
+    REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     packages: _containers.RepeatedScalarFieldContainer[str]
     image: str
     backend: str
-    def __init__(self, packages: _Optional[_Iterable[str]] = ..., image: _Optional[str] = ..., backend: _Optional[str] = ...) -> None: ...
+    request_id: str
+    def __init__(self, packages: _Optional[_Iterable[str]] = ..., image: _Optional[str] = ..., backend: _Optional[str] = ..., request_id: _Optional[str] = ...) -> None: ...
 
 class PrepareEnvironmentResponse(_message.Message):
     __slots__ = ("environment_id", "pins", "size_bytes", "modules")

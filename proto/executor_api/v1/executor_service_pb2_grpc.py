@@ -257,7 +257,8 @@ class ExecutorServiceServicer(object):
     def PrepareEnvironment(self, request, context):
         """Returns the environment that CreateSession with the same packages, image and backend would give its sandbox, and
         begins to make it where it is not there yet. Makes no session. To be repeated while the answer is UNAVAILABLE with
-        reason IMAGE_NOT_READY, whose metadata has the progress (docs/protocol.md).
+        reason IMAGE_NOT_READY, whose metadata has the progress (docs/protocol.md), or APPROVAL_PENDING. An approval holds
+        for this call: a session with these packages needs its own.
         INVALID_ARGUMENT and PERMISSION_DENIED as CreateSession; UNAVAILABLE (it is being made, or can't be made now),
         FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made of these). Repeating is harmless.
         """

@@ -161,6 +161,13 @@ ALERTS = (
         "nothing is recorded; profiles with `fail_closed` refuse work",
     ),
     Alert(
+        "RecordingsCut",
+        'increase(@recordings_cut_total{reason=~"disk|slow|internal"}[15m]) > 0',
+        "0m",
+        "warning",
+        "recordings of sessions are incomplete; the log has the reasons",
+    ),
+    Alert(
         "GuestProtocolViolated",
         "increase(@guest_protocol_violations_total[1h]) > 0",
         "0m",

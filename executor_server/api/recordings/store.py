@@ -284,7 +284,8 @@ class Recordings(Recorders):
                 while (part := await asyncio.to_thread(next, parts, None)) is not None:
                     yield part
             except FileNotFoundError as error:
-                text = f"the recording of session {about.session_id!r} has just been removed"
+                why = about.ended or "it was removed meanwhile"
+                text = f"the recording of session {about.session_id!r} can't be read: {why}"
                 raise NotFound(Reason.SESSION_NOT_FOUND, text) from error
 
     @contextmanager

@@ -6,6 +6,7 @@ import asyncio
 import inspect
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -42,6 +43,7 @@ from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.profile import Profile, QuotasTable
 from executor_server.policy.quotas.quotas import Quotas
 from executor_server.sessions.pool.kind import PoolStats
+from executor_server.sessions.recorder import RecordingStats
 from executor_server.telemetry import endpoint
 from executor_server.telemetry.endpoint import MetricsEndpoint, page
 from executor_server.telemetry.instruments import OTHER, PREFIX, Names
@@ -232,6 +234,18 @@ def collector(metrics: Metrics, pool: dict[SandboxSpec, PoolStats], *states: str
         quotas.session_created(replace(FACTS, owner=Principal(tenant, "ci")), 0.0)
     sessions = cast("Any", [Open(state) for state in states])
     return SourcesCollector(metrics, Sources(lambda: sessions, lambda: pool, lambda: current, quotas, AUDIT))
+
+
+def test_recordings_are_counted_with_the_reasons_for_early_ends(metrics: Metrics) -> None:
+    stats = RecordingStats(begun=Counter(full=3), ended_early=Counter(disk=1), kept=2, kept_bytes=500)
+    quotas = Quotas(lambda _: QuotasTable())
+    metrics.registry.register(
+        SourcesCollector(metrics, Sources(list, dict, policy, quotas, None, recordings=lambda: stats))
+    )
+    assert value(metrics, "recordings") == 2
+    assert value(metrics, "recordings_disk_bytes") == 500
+    assert value(metrics, "recordings_begun_total", mode="full") == 3
+    assert value(metrics, "recordings_cut_total", reason="disk") == 1
 
 
 def test_sessions_are_read_by_state(metrics: Metrics) -> None:

@@ -207,17 +207,31 @@ def test_a_recording_is_for_its_tenant_as_far_as_the_policy_says_and_for_adminis
 
 def test_a_disk_that_fails_ends_the_recording_and_not_the_run(tmp_path: Path) -> None:
     require("local")
-    with daemon_of("", policy=POLICY) as daemon, daemon.client() as client, client.create_session() as session:
-        session.execute("print('before')")
-        client.get_recording(session.session_id, tmp_path / "before.rxr")
-        _, most = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
-        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (200_000, most))
-        assert len(session.execute("bytes(1_000_000)").output) == 1_000_000
-        assert session.execute("2").output == 2
-        resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (most, most))
+    with daemon_of("", policy=POLICY) as daemon, daemon.client() as client:
+        with client.create_session() as session:
+            session.execute("print('before')")
+            client.get_recording(session.session_id, tmp_path / "before.rxr")  # so that this is on the disk
+            _, most = resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE)
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (200_000, most))
+            assert len(session.execute("bytes(1_000_000)").output) == 1_000_000
+            assert session.execute("2").output == 2
+            resource.prlimit(daemon.process.pid, resource.RLIMIT_FSIZE, (most, most))
         with Recording(fetched(client, session, tmp_path)) as recording:
             assert "could not be written: File too large" in recording.manifest.ended
             assert next(recording.steps()).request.code == "print('before')"
+
+        with client.create_session() as session:
+            session.execute("print('before')")
+            session.execute("2")
+        client.get_recording(session.session_id, tmp_path / "whole.rxr")
+        entries = daemon.state_dir / "recordings" / session.session_id / "entries"
+        stored = bytearray(entries.read_bytes())
+        stored[-20] ^= 1
+        entries.write_bytes(stored)
+        with Recording(fetched(client, session, tmp_path)) as recording:
+            assert "damaged" in recording.manifest.ended
+            first, second = recording.steps()
+            assert first.is_ended and not second.is_ended
 
 
 def test_the_next_daemon_goes_on_with_it_and_removes_old_ones(tmp_path: Path) -> None:

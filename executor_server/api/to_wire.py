@@ -170,6 +170,7 @@ def session_network_to(session: Session) -> admin_pb.GetSessionNetworkResponse:
         exhausted=state.is_exhausted,
         connections=[write(admin_pb.OpenConnection, each, each.connection) for each in state.open],
         denials=[write(admin_pb.DeniedConnection, denial, time=time_s) for time_s, denial in state.denials],
+        hosts=[write(admin_pb.HostUse, each) for each in state.hosts],
     )
 
 

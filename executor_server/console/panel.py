@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -76,7 +77,7 @@ def html(
         savepoints=_tree(inspected.session.savepoints[-ROWS_MAX:]),
         tools=inspected.session.tools[:ROWS_MAX],
         network=network,
-        connections=[] if network is None else network.connections[-ROWS_MAX:],
+        hosts=[] if network is None else _hosts(network),
         denials=[] if network is None else network.denials[::-1],
         approvals=[each for each in approvals if each.session_id == session.session_id],
     )
@@ -107,6 +108,12 @@ def _process_state(process: pb.ProcessInfo) -> str:
     result = process.result
     ended = enum_text(pb.ProcessOutcome, result.outcome, "PROCESS_OUTCOME_")
     return f"{ended}, {result.exit_code}" if result.HasField("exit_code") else ended
+
+
+def _hosts(network: admin_pb.GetSessionNetworkResponse) -> list[tuple[admin_pb.HostUse, int]]:
+    """Returns the hosts, the last used one first, with the number of their open connections."""
+    is_open = Counter((each.host, each.port) for each in network.connections)
+    return [(each, is_open[each.host, each.port]) for each in network.hosts[::-1]]
 
 
 Tree = list[tuple[service_pb.Savepoint, list[service_pb.Savepoint]]]

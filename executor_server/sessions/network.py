@@ -59,8 +59,9 @@ from executor_server.sessions.shared import SessionHooks, SessionServices
 _OPEN_TIME_S = 20.0
 # Seconds between two attempts to reopen the network of a recovered session.
 _REOPEN_INTERVAL_S = 5.0
-# Refusals and open connections that an administrator can see.
+# Refusals, hosts and open connections that an administrator can see.
 _MAX_DENIALS = 32
+_MAX_HOSTS = 64
 _MAX_OPEN = 1024
 _RETRY_S = 5.0
 # Different notices of one step, and characters of each.
@@ -90,6 +91,19 @@ class OpenConnection:
     open_time_s: float  # Unix time
 
 
+@dataclass
+class HostUse:
+    """What a session did with one host and port."""
+
+    host: str
+    port: int
+    rule: str = ""  # the pattern that allowed its last connection
+    connections: int = 0
+    denied: int = 0
+    sent_bytes: int = 0  # of connections that have ended
+    received_bytes: int = 0
+
+
 @dataclass(frozen=True)
 class NetworkState:
     """The network of a session, for an administrator."""
@@ -97,6 +111,7 @@ class NetworkState:
     usage: NetworkUsage
     open: tuple[OpenConnection, ...]
     denials: tuple[tuple[float, EgressDenial], ...]  # the last ones, with their Unix times
+    hosts: tuple[HostUse, ...]  # the last used one is last
     is_exhausted: bool  # the tenant's quota is spent
 
 
@@ -126,6 +141,7 @@ class SessionNetwork:
         self._step: Step | None = None
         self._open: dict[str, OpenConnection] = {}
         self._denials: deque[tuple[float, EgressDenial]] = deque(maxlen=_MAX_DENIALS)
+        self._hosts: dict[tuple[str, int], HostUse] = {}
         self._window = 0
         self._bound_bytes: int | None = None  # on all that is moved; None: no quota
         self._is_exhausted = False
@@ -265,6 +281,8 @@ class SessionNetwork:
     def connection_opened(self, connection: EgressConnection) -> None:
         execution_id = self._current_step().execution_id
         self._add(connections=1)
+        use = self._use_of(connection.host, connection.port)
+        use.rule, use.connections = connection.rule, use.connections + 1
         self.note_step()
         if len(self._open) < _MAX_OPEN:
             self._open[connection.connection_id] = OpenConnection(connection, execution_id, time.time())
@@ -273,6 +291,9 @@ class SessionNetwork:
     def connection_closed(self, connection: EgressConnection) -> None:
         opened = self._open.pop(connection.connection_id, None)
         execution_id = opened.execution_id if opened is not None else ""
+        use = self._use_of(connection.host, connection.port)
+        use.sent_bytes += connection.sent_bytes or 0
+        use.received_bytes += connection.received_bytes or 0
         if (notice := notice_of_end(connection)) is not None and not self._closed:
             self._notify(notice)
         self._observer.connection_closed(self._session.facts, execution_id, connection)
@@ -280,10 +301,19 @@ class SessionNetwork:
     def connection_denied(self, denial: EgressDenial) -> None:
         execution_id = self._current_step().execution_id
         self._add(denied=1)
+        self._use_of(denial.host, denial.port).denied += 1
         self._denials.append((time.time(), denial))
         # Sent first: the proxy's answer to the program follows.
         self._notify(notice_of_denial(denial))
         self._observer.connection_denied(self._session.facts, execution_id, denial)
+
+    def _use_of(self, host: str, port: int) -> HostUse:
+        """Returns the use of a host, which is now the last used one."""
+        use = self._hosts.pop((host, port), None) or HostUse(host, port)
+        if len(self._hosts) >= _MAX_HOSTS:
+            del self._hosts[next(iter(self._hosts))]
+        self._hosts[host, port] = use
+        return use
 
     async def host_asked(self, host: str, port: int) -> str:
         spec, facts, wanted = self._session.spec, self._session.facts, host_to_ask(self._session.spec, host, port)
@@ -382,7 +412,8 @@ class SessionNetwork:
 
     @property
     def state(self) -> NetworkState:
-        return NetworkState(self.usage, tuple(self._open.values()), tuple(self._denials), self._is_exhausted)
+        hosts = tuple(self._hosts.values())
+        return NetworkState(self.usage, tuple(self._open.values()), tuple(self._denials), hosts, self._is_exhausted)
 
 
 def _combined(combine: Callable[[tuple[int, ...]], int], *usages: NetworkUsage) -> NetworkUsage:

@@ -50,7 +50,7 @@ from executor_server.policy.requested import RequestedLimits
 from executor_server.policy.session_rules import execution_limits
 from executor_server.sessions import SessionRequest, VariablesReply
 from executor_server.sessions.leases import Renewal
-from executor_server.sessions.network import NetworkState, OpenConnection
+from executor_server.sessions.network import HostUse, NetworkState, OpenConnection
 from tests.rpc.behind_front import FrontedServer
 from tests.support.fleet_daemon import wanted
 
@@ -93,11 +93,12 @@ class FakeNetwork:
     usage: NetworkUsage = NO_NETWORK_USE
     open: tuple[OpenConnection, ...] = ()
     denials: tuple[tuple[float, EgressDenial], ...] = ()
+    hosts: tuple[HostUse, ...] = ()
     is_exhausted: bool = False
 
     @property
     def state(self) -> NetworkState:
-        return NetworkState(self.usage, self.open, self.denials, self.is_exhausted)
+        return NetworkState(self.usage, self.open, self.denials, self.hosts, self.is_exhausted)
 
 
 @dataclass

@@ -238,19 +238,39 @@ class DeniedConnection(_message.Message):
     time: _timestamp_pb2.Timestamp
     def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., address: _Optional[str] = ..., reason: _Optional[str] = ..., message: _Optional[str] = ..., time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
 
+class HostUse(_message.Message):
+    __slots__ = ("host", "port", "rule", "connections", "denied", "sent_bytes", "received_bytes")
+    HOST_FIELD_NUMBER: _ClassVar[int]
+    PORT_FIELD_NUMBER: _ClassVar[int]
+    RULE_FIELD_NUMBER: _ClassVar[int]
+    CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
+    DENIED_FIELD_NUMBER: _ClassVar[int]
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    host: str
+    port: int
+    rule: str
+    connections: int
+    denied: int
+    sent_bytes: int
+    received_bytes: int
+    def __init__(self, host: _Optional[str] = ..., port: _Optional[int] = ..., rule: _Optional[str] = ..., connections: _Optional[int] = ..., denied: _Optional[int] = ..., sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ...) -> None: ...
+
 class GetSessionNetworkResponse(_message.Message):
-    __slots__ = ("rules", "usage", "exhausted", "connections", "denials")
+    __slots__ = ("rules", "usage", "exhausted", "connections", "denials", "hosts")
     RULES_FIELD_NUMBER: _ClassVar[int]
     USAGE_FIELD_NUMBER: _ClassVar[int]
     EXHAUSTED_FIELD_NUMBER: _ClassVar[int]
     CONNECTIONS_FIELD_NUMBER: _ClassVar[int]
     DENIALS_FIELD_NUMBER: _ClassVar[int]
+    HOSTS_FIELD_NUMBER: _ClassVar[int]
     rules: _types_pb2.NetworkRules
     usage: _types_pb2.NetworkUsage
     exhausted: bool
     connections: _containers.RepeatedCompositeFieldContainer[OpenConnection]
     denials: _containers.RepeatedCompositeFieldContainer[DeniedConnection]
-    def __init__(self, rules: _Optional[_Union[_types_pb2.NetworkRules, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.NetworkUsage, _Mapping]] = ..., exhausted: bool = ..., connections: _Optional[_Iterable[_Union[OpenConnection, _Mapping]]] = ..., denials: _Optional[_Iterable[_Union[DeniedConnection, _Mapping]]] = ...) -> None: ...
+    hosts: _containers.RepeatedCompositeFieldContainer[HostUse]
+    def __init__(self, rules: _Optional[_Union[_types_pb2.NetworkRules, _Mapping]] = ..., usage: _Optional[_Union[_types_pb2.NetworkUsage, _Mapping]] = ..., exhausted: bool = ..., connections: _Optional[_Iterable[_Union[OpenConnection, _Mapping]]] = ..., denials: _Optional[_Iterable[_Union[DeniedConnection, _Mapping]]] = ..., hosts: _Optional[_Iterable[_Union[HostUse, _Mapping]]] = ...) -> None: ...
 
 class ListEnvironmentsRequest(_message.Message):
     __slots__ = ()

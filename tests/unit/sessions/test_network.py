@@ -291,6 +291,9 @@ async def test_an_administrator_sees_what_is_open_and_what_was_refused_last(daem
     state = session.network.state
     assert [(each.connection, each.execution_id) for each in state.open] == [(connection, "e")]
     assert [denial.host for _, denial in state.denials] == [f"n{number}.example" for number in range(68, 100)]
+    assert [(each.host, each.denied) for each in state.hosts] == [
+        (f"n{number}.example", 1) for number in range(36, 100)
+    ]
     assert state.usage.denied == 100
 
 

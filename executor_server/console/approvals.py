@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
+from functools import lru_cache
 from typing import Any
 
 from starlette.exceptions import HTTPException
@@ -23,6 +24,7 @@ DECISIONS = {
     "session": (admin_pb.APPROVAL_DECISION_SESSION, "Approved for the session"),
     "deny": (admin_pb.APPROVAL_DECISION_DENIED, "Denied"),
 }
+ROWS_MAX = 100
 _KINDS = {
     admin_pb.APPROVAL_KIND_HOST: "connect to",
     admin_pb.APPROVAL_KIND_PACKAGE: "install",
@@ -46,7 +48,12 @@ def routes(console: Console) -> list[BaseRoute]:
         seen = -1
         while True:
             seen = await daemon.approvals_changes.after(seen)
-            yield "approvals", console.fragment("approvals_list.html", **_listed(console))
+            yield "approvals", rendered(seen)
+
+    @lru_cache(1)
+    def rendered(_change: int) -> str:
+        """Renders the list once for all viewers: sandboxes may change it five times a second."""
+        return console.fragment("approvals_list.html", **_listed(console))
 
     async def approval(request: Request) -> Response:
         found = await _waiting(request.path_params["approval_id"])
@@ -127,7 +134,8 @@ def _listed(console: Console) -> dict[str, Any]:
     daemon = console.daemon
     error = daemon.errors.get("approvals")
     return {
-        "approvals": [(each, _verb(each), _shown(each)) for each in daemon.approvals],
+        "approvals": [(each, _verb(each), _shown(each)) for each in daemon.approvals[:ROWS_MAX]],
+        "more": max(0, len(daemon.approvals) - ROWS_MAX),
         "problem": "" if error is None else error.message,
         "waiting": daemon.waiting,
     }

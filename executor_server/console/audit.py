@@ -10,23 +10,26 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.console.audit_log import fields_of, found, search_of, time_of
+from executor_server.console.audit_log import fields_of, read, search_of, time_of
 from executor_server.console.console import Console
 
 RECORDS_OF_PAGE = 100
+SHOWN_CHARS = 1_000
+"""Characters of one field; code may be a mebibyte."""
 _SHOWN_APART = {"seq", "prev", "hash", "time", "kind", "tenant", "principal", "session"}
 
 
 def routes(console: Console) -> list[BaseRoute]:
     async def audit(request: Request) -> Response:
         search = search_of(request.query_params)
-        page = await found(console.daemon, search, RECORDS_OF_PAGE)
+        rows: list[dict[str, Any]] = []
+        older = await read(console.daemon, search, RECORDS_OF_PAGE, lambda record: rows.append(_row(record)))
         return console.page(
             request,
             "audit.html",
             search=search,
-            rows=[_row(record) for record in reversed(page.records)],
-            older=search.link("/audit", page.continue_before_seq) if page.continue_before_seq else "",
+            rows=rows[::-1],
+            older=search.link("/audit", older) if older else "",
             newest=search.link("/audit") if search.before_seq else "",
             log=None if console.daemon.status is None else console.daemon.status.audit,
         )
@@ -43,7 +46,11 @@ def _row(record: admin_pb.AuditRecord) -> dict[str, Any]:
         "seq": record.seq,
         "is_sound": record.is_sound,
         "time": time_of(fields),
-        "more": {name: value if isinstance(value, str) else json.dumps(value) for name, value in more.items()},
-        "whole": "" if fields else record.json,
+        "more": {name: _cut(value if isinstance(value, str) else json.dumps(value)) for name, value in more.items()},
+        "whole": "" if fields else _cut(record.json),
         **{name: fields.get(name, "") for name in ("kind", "tenant", "principal", "session")},
     }
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text) - SHOWN_CHARS:,} more characters)"

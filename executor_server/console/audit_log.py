@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import urlencode
 
@@ -35,14 +35,6 @@ class Search:
         return f"{path}?{urlencode(query)}" if query else path
 
 
-@dataclass(frozen=True)
-class Found:
-    """Records of the log, the oldest first, and the one from which older ones follow (0: there are none)."""
-
-    records: list[admin_pb.AuditRecord] = field(default_factory=list)
-    continue_before_seq: int = 0
-
-
 def search_of(query: Mapping[str, str]) -> Search:
     """Reads the query of a page. Raises HTTPException."""
     before = query.get("before", "")
@@ -56,9 +48,11 @@ def search_of(query: Mapping[str, str]) -> Search:
     )
 
 
-async def found(daemon: Daemon, search: Search, max_records: int) -> Found:
-    """Reads the newest records that match. Raises DaemonError."""
-    records: list[admin_pb.AuditRecord] = []
+async def read(daemon: Daemon, search: Search, max_records: int, take: Callable[[admin_pb.AuditRecord], None]) -> int:
+    """Passes the newest records that match to `take`, the oldest first: they are many, and some are large.
+
+    Returns the record from which older ones follow; 0 if there are none. Raises DaemonError.
+    """
     request = admin_pb.TailAuditRequest(
         tenant=search.tenant,
         session_id=search.session_id,
@@ -67,11 +61,12 @@ async def found(daemon: Daemon, search: Search, max_records: int) -> Found:
         before_seq=search.before_seq,
         max_records=max_records,
     )
+    continue_before_seq = 0
     async for message in daemon.admin.TailAudit(request):
-        records += message.records
-        if message.complete:
-            return Found(records, message.continue_before_seq)
-    return Found(records)
+        for record in message.records:
+            take(record)
+        continue_before_seq = message.continue_before_seq
+    return continue_before_seq
 
 
 def fields_of(record: admin_pb.AuditRecord) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.console.audit_log import fields_of, found, search_of, time_of
+from executor_server.console.audit_log import fields_of, read, search_of, time_of
 from executor_server.console.console import Console
 from executor_server.console.daemon import DaemonError
 from executor_server.core.config import dotted
@@ -78,24 +78,33 @@ class Group:
     """The latest first."""
 
 
-def grouped(records: Iterable[admin_pb.AuditRecord], profiles: Mapping[str, str]) -> list[Group]:
-    """Groups the refusals in records of the audit log, the oldest first. The most frequent groups come first.
+class Groups:
+    """Groups the refusals in records of the audit log, which are added from the oldest on."""
 
-    `profiles`: of sessions, by id, as far as they are known.
-    """
-    groups: dict[tuple[str, str], Group] = {}
-    for record in records:
-        for refusal in refusals_in(fields_of(record)):
-            profile = profiles.get(refusal.session_id, "")
+    def __init__(self, profiles: Mapping[str, str]) -> None:
+        """`profiles`: of sessions, by id, as far as they are known."""
+        self._profiles = profiles
+        self._groups: dict[tuple[str, str], Group] = {}
+        self.since = ""
+        """The time of the oldest record."""
+
+    def add(self, record: admin_pb.AuditRecord) -> None:
+        fields = fields_of(record)
+        self.since = self.since or time_of(fields)
+        for refusal in refusals_in(fields):
+            profile = self._profiles.get(refusal.session_id, "")
             has_profile = profile and refusal.rule in _KEYS
             rule = f"{dotted(('profiles', profile))}.{refusal.rule}" if has_profile else refusal.rule
             key = (rule, refusal.policy)
-            group = groups.setdefault(key, Group(*key))
+            group = self._groups.setdefault(key, Group(*key))
             group.count += refusal.count
             group.last = [refusal, *group.last[: EXAMPLES_MAX - 1]]
             if refusal.tenant:
                 group.tenants.add(refusal.tenant)
-    return sorted(groups.values(), key=lambda group: -group.count)[:GROUPS_MAX]
+
+    def listed(self) -> list[Group]:
+        """The most frequent ones first."""
+        return sorted(self._groups.values(), key=lambda group: -group.count)[:GROUPS_MAX]
 
 
 def refusals_in(record: Mapping[str, Any]) -> Iterator[Refusal]:
@@ -145,10 +154,11 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
 def routes(console: Console) -> list[BaseRoute]:
     async def refusals(request: Request) -> Response:
         search = replace(search_of(request.query_params), kinds=" ".join(KINDS))
-        page = await found(console.daemon, search, RECORDS_OF_PAGE)
         asked = replace(search, kinds="")
         sessions = ((session_id, view.owned.session) for session_id, view in console.daemon.sessions.items())
-        groups = grouped(page.records, {session_id: session.policy.profile for session_id, session in sessions})
+        found = Groups({session_id: session.policy.profile for session_id, session in sessions})
+        older = await read(console.daemon, search, RECORDS_OF_PAGE, found.add)
+        groups = found.listed()
         policy = await _policy([group.rule for group in groups])
         return console.page(
             request,
@@ -157,9 +167,9 @@ def routes(console: Console) -> list[BaseRoute]:
             groups=groups,
             policy=policy,
             lines={} if policy is None else {line.rule: line for line in policy.lines},
-            older=asked.link("/refusals", page.continue_before_seq) if page.continue_before_seq else "",
+            older=asked.link("/refusals", older) if older else "",
             newest=asked.link("/refusals") if search.before_seq else "",
-            since=time_of(fields_of(page.records[0])) if page.records else "",
+            since=found.since,
         )
 
     async def _policy(rules: list[str]) -> admin_pb.ShowPolicyResponse | None:

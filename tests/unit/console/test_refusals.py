@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from typing import Any
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.console.refusals import EXAMPLES_MAX, grouped
+from executor_server.console.refusals import EXAMPLES_MAX, Group, Groups
 
 RULE = "profiles.data.tools.allowed"
 
 
 def record(kind: str, **fields: Any) -> admin_pb.AuditRecord:
     return admin_pb.AuditRecord(json=json.dumps({"kind": kind, "time": "t", "tenant": "acme", **fields}))
+
+
+def grouped(records: Iterable[admin_pb.AuditRecord], profiles: dict[str, str]) -> list[Group]:
+    groups = Groups(profiles)
+    for each in records:
+        groups.add(each)
+    return groups.listed()
 
 
 def refused(policy: str, requested: str) -> admin_pb.AuditRecord:

@@ -112,3 +112,19 @@ async def test_what_was_read_to_its_end_is_let_go_before_anybody_waits_but_for_i
     assert not bench.held
     assert [event.kind async for event in ended.events(count - 1)] == [END]
     assert len(await follow(unread)) == unread.last_number, "what nobody has had is kept"
+
+
+async def test_code_that_is_kept_for_viewers_counts_and_is_the_first_to_go() -> None:
+    bench = Bench()
+    kept = bench.execution("tenant", "kept")
+    kept.keep_code(b"x" * TOTAL)
+    assert bench.memory.held_bytes == len(kept.code) == 64 * KiB
+    kept.publish(END)
+    await follow(kept)
+    bench.fill(bench.execution("tenant", "unread"))
+    assert kept.code == b""
+    other = bench.execution("tenant", "other")
+    before = bench.memory.held_bytes
+    other.keep_code(b"1+1")
+    other.leave()
+    assert bench.memory.held_bytes == before

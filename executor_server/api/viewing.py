@@ -27,7 +27,7 @@ from executor_server.sessions.journal import Execution
 LOOK_INTERVAL_S = 0.2
 MAX_EVENTS = 1024
 """Events in one message."""
-MAX_BYTES = 512 * 1024
+MAX_BYTES = 256 * 1024
 """Bytes of kept events, and of code, after which nothing more goes into a message."""
 MAX_EXECUTIONS = 8
 """Executions in one message."""

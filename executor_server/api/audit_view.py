@@ -5,14 +5,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.api import checks
+from executor_server.api.one_at_a_time import OneAtATime
 from executor_server.core import PreconditionFailed, Principal, Reason, Unavailable
-from executor_server.core.fairness import FairSemaphore
 from executor_server.policy.audit import AuditLog, Found, Record, Wanted, search
 
 MAX_RECORDS = 1000
@@ -34,7 +35,7 @@ class AuditView:
         self._log = log
         self._directory = directory
         # One search at a time: each takes about a tenth of a second of a processor at most.
-        self._searching = FairSemaphore(1)
+        self._searching = OneAtATime()
 
     async def tail(
         self, caller: Principal, request: admin_pb.TailAuditRequest
@@ -64,13 +65,12 @@ class AuditView:
                         yield message
 
     async def _search(self, tenant: str, wanted: Wanted) -> Found:
-        async with self._searching.hold(tenant):
-            try:
-                return await asyncio.to_thread(search, self._directory, wanted)
-            except OSError as error:
-                _log.error("audit_not_read", error=str(error))
-                message = "the audit log can't be read now; see the daemon's log"
-                raise Unavailable(Reason.AUDIT_UNAVAILABLE, message) from error
+        try:
+            return await self._searching.run(tenant, partial(search, self._directory, wanted))
+        except OSError as error:
+            _log.error("audit_not_read", error=str(error))
+            message = "the audit log can't be read now; see the daemon's log"
+            raise Unavailable(Reason.AUDIT_UNAVAILABLE, message) from error
 
 
 def _wanted_from(request: admin_pb.TailAuditRequest) -> Wanted:

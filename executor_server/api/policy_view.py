@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
+from functools import partial
 
 from executor_api.messages import write
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import types_pb2 as pb
+from executor_server.api.one_at_a_time import OneAtATime
 from executor_server.core import Forbidden, InvalidRequest, Principal, Reason
 from executor_server.core.config import ConfigError
-from executor_server.core.fairness import FairSemaphore
 from executor_server.policy import Policy, PolicyStore
 from executor_server.policy.identity import may_view
 
@@ -26,7 +26,7 @@ class PolicyView:
     def __init__(self, policies: PolicyStore) -> None:
         self._policies = policies
         # One explanation at a time: a large question to a large policy takes a second of a processor.
-        self._explaining = FairSemaphore(1)
+        self._explaining = OneAtATime()
 
     async def show(self, rules: Sequence[str] = ()) -> admin_pb.ShowPolicyResponse:
         """Returns the policy, with the lines of `rules`. Raises InvalidRequest."""
@@ -34,8 +34,8 @@ class PolicyView:
             raise InvalidRequest(Reason.INVALID_FIELD, f"rules: must have at most {MAX_RULES} entries", "rules")
         shown = self._shown()
         if rules:
-            async with self._explaining.hold(""):  # admins only ask this
-                shown.lines.extend(await asyncio.to_thread(self._lines, tuple(rules)))
+            # Admins only ask this.
+            shown.lines.extend(await self._explaining.run("", partial(self._lines, tuple(rules))))
         return shown
 
     def _lines(self, rules: Sequence[str]) -> list[admin_pb.PolicyLine]:
@@ -74,8 +74,7 @@ class PolicyView:
         if len(question.encode()) > MAX_QUESTION_BYTES:
             problem = f"question: must have at most {MAX_QUESTION_BYTES:,} bytes"
             raise InvalidRequest(Reason.INVALID_FIELD, problem, "question")
-        async with self._explaining.hold(caller.tenant):
-            return await asyncio.to_thread(self._explained, tenant, question or "{}")
+        return await self._explaining.run(caller.tenant, partial(self._explained, tenant, question or "{}"))
 
     def _explained(self, tenant: str, question: str) -> admin_pb.ExplainPolicyResponse:
         # Imported here: it takes time, and no other call of a daemon needs it.

@@ -79,7 +79,7 @@ class SharedAdmin(admin_grpc.AdminServiceServicer):
         return admin_pb.DecideApprovalResponse()
 
     async def TailAudit(self, request: admin_pb.TailAuditRequest, context: Context) -> None:
-        self._note("TailAudit", request.tenant)
+        self._note("TailAudit", checks.tenant_or_all(request.tenant))
         async with aclosing(self._audit.tail(current_principal.get(), request)) as messages:
             async for message in messages:
                 await context.write(message)

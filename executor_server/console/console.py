@@ -7,7 +7,7 @@ A page is a module with `routes(console)`, and templates. Every expression of a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing
 from http import HTTPStatus
 from pathlib import Path
@@ -27,6 +27,7 @@ from executor_server.console.text import clean
 
 STREAMS_MAX = 256
 """Streams of changes at a time; each open page has one."""
+PIECE_CHARS = 64 * 1024
 KEEPALIVE_S = 15.0
 """Seconds without a change until a comment is sent, so that a reader that has left is noticed."""
 NAVIGATION = (
@@ -143,9 +144,11 @@ class Console:
                     yield ":\n\n"
                     continue
                 if browser.is_signed_in:
-                    yield _event(name, html)
+                    for piece in _event(name, html):
+                        yield piece
             text = "This page no longer changes: you were signed out, or the console has stopped. Load it again."
-            yield _event("away", self.fragment("problem_part.html", text=text)) + _event("close", "")
+            for piece in (*_event("away", self.fragment("problem_part.html", text=text)), *_event("close", "")):
+                yield piece
         finally:
             self._streams -= 1
             for pump in pumps:
@@ -189,8 +192,13 @@ async def _end(browser: Browser) -> AsyncGenerator[tuple[str, str], None]:
     yield "close", ""
 
 
-def _event(name: str, html: str) -> str:
-    return f"event: {name}\n" + "".join(f"data: {line}\n" for line in html.split("\n")) + "\n"
+def _event(name: str, html: str) -> Iterator[str]:
+    """Yields an event in pieces, of which a reader that does not read holds one: `html` is shared by all readers."""
+    begin = f"event: {name}\ndata: "
+    for start in range(0, len(html) or 1, PIECE_CHARS):
+        end = "\n\n" if start + PIECE_CHARS >= len(html) else ""
+        yield begin + html[start : start + PIECE_CHARS].replace("\n", "\ndata: ") + end
+        begin = ""
 
 
 async def _close_after(pumps: Sequence[asyncio.Task[None]], queue: asyncio.Queue[tuple[str, str]]) -> None:

@@ -62,6 +62,8 @@ class Feed:
         self._numbers = 0
         self._removed: deque[tuple[int, int, str]] = deque(maxlen=REMOVED_MAX)  # when it was made, removed; its id
         self.steps: deque[Step] = deque()
+        self._made_at = 0
+        self._made: dict[int, str] = {}  # by `since`, the changes up to the version `_made_at`
         self.panel = self._part("div", "")
         """The state of the session, next to its steps."""
         self.note = self._part("div", "")
@@ -122,7 +124,17 @@ class Feed:
         return "".join(step.element() for step in self.steps)
 
     def changes(self, since: int) -> str:
-        """Returns the HTML that takes a page from a version to the present one; since 0: whatever the page has."""
+        """Returns the HTML that takes a page from a version to the present one; since 0: whatever the page has.
+
+        Viewers that have the same version share the text, which may have megabytes.
+        """
+        if self._made_at != self.version:
+            self._made_at, self._made = self.version, {}
+        if since not in self._made:
+            self._made[since] = self._changes(since)
+        return self._made[since]
+
+    def _changes(self, since: int) -> str:
         forgotten = self._removed[0][1] if len(self._removed) == REMOVED_MAX else 0
         pieces = [part.element("true") for part in (self.panel, self.note) if part.changed > since]
         if since < forgotten or since == 0:

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Iterator
+from contextlib import ExitStack
 
+import psutil
 import pytest
 
 from executor_client import Session
 from tests.support.backends import require
-from tests.support.console import Browser
+from tests.support.console import Browser, Console
 from tests.support.daemon import Daemon, daemon_of
+from tests.support.polling import eventually
 
 POLICY = """\
 version = "7"
@@ -107,3 +111,24 @@ def test_the_page_of_a_long_step_is_bounded(browser: Browser, session: Session) 
     assert "\n99999\n" in page
     assert "earlier parts are no longer shown" in page
     assert len(page) < 300_000
+
+
+def test_viewers_that_do_not_read_hold_little_of_a_large_session(
+    browser: Browser, console: Console, session: Session
+) -> None:
+    for _ in range(20):
+        session.execute("for number in range(4000): print('<&>' * 25, number)")
+    path = f"/sessions/{session.session_id}"
+    assert eventually(lambda: len(browser.get(path)) > 4_000_000)
+    before_bytes = psutil.Process(console.process.pid).memory_info().rss
+    cookies = "; ".join(f"{name}={value}" for name, value in browser.http.cookies.items())
+    head = f"GET {path}/events HTTP/1.1\r\nHost: {console.url.removeprefix('http://')}\r\nCookie: {cookies}\r\n\r\n"
+    with ExitStack() as stack:
+        for _ in range(60):
+            connection = stack.enter_context(
+                socket.create_connection(("127.0.0.1", int(console.url.rpartition(":")[2])))
+            )
+            connection.sendall(head.encode())
+            assert connection.recv(12) == b"HTTP/1.1 200"
+        assert browser.get(path)
+        assert psutil.Process(console.process.pid).memory_info().rss - before_bytes < 60 * 2_000_000

@@ -120,7 +120,7 @@ class Access:
 
 def _key(secret: str) -> bytes:
     """Keys are hashes, so that the time of a look-up tells nothing about a secret."""
-    return sha256(secret.encode("utf-8", "surrogateescape")).digest()
+    return sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
 class Guard:
@@ -189,7 +189,7 @@ class Guard:
             raise HTTPException(400, f"The form can't be read: {error.message}") from error
         request.state.form = form
         sent = headers.get(CSRF_HEADER) or form.get(CSRF_FIELD)
-        if not isinstance(sent, str) or not hmac.compare_digest(sent.encode(), browser.csrf.encode()):
+        if not isinstance(sent, str) or not hmac.compare_digest(_key(sent), _key(browser.csrf)):
             raise HTTPException(403, "The page is too old, or the request comes from another site. Load it again.")
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import cast
 
 from granian.constants import HTTPModes, Interfaces, SSLProtocols
+from granian.http import HTTP1Settings
 from granian.server.embed import Server
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -50,6 +51,8 @@ from executor_server.core.config import (
 
 PAGES = (overview, sessions, session, approvals, refusals, recordings, environments, fleet, audit, policy, actions)
 CONNECTIONS_MAX = 1024
+IDLE_MAX_MS = 5_000
+"""Milliseconds for the head of a request, and between two of a connection."""
 STOP_GRACE_S = 2.0
 """Seconds for requests to end when the console stops. Streams end at once."""
 STATIC_AGE_S = 3600
@@ -236,7 +239,8 @@ def _server(section: ConsoleSection, address: TcpAddress, app: ASGIApp) -> Serve
             address=socket.gethostbyname(address.host) if ":" not in address.host else address.host,
             port=address.port,
             interface=Interfaces.ASGINL,
-            http=HTTPModes.auto,
+            http=HTTPModes.http1,  # with `auto` a connection that sends nothing would never end
+            http1_settings=HTTP1Settings(header_read_timeout=IDLE_MAX_MS),
             backlog=CONNECTIONS_MAX,
             log_enabled=False,
             ssl_cert=section.tls_cert,

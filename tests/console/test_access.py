@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import subprocess
 from pathlib import Path
 
@@ -74,6 +75,9 @@ def test_a_form_needs_the_token_of_a_page_and_its_origin(browser: Browser) -> No
     multipart = {"content-type": "multipart/form-data; boundary=b"}
     assert browser.http.post("/sign-out", content=b"no parts", headers=multipart).status_code in (400, 403)
     assert browser.http.post("/sign-out", content=b"--b\r\nx", headers=multipart).status_code in (400, 403)
+    part = b'--b\r\nContent-Disposition: form-data; name="csrf"\r\n\r\n\\ud800\r\n--b--\r\n'
+    half = {"content-type": f"{multipart['content-type']}; charset=raw_unicode_escape"}
+    assert browser.http.post("/sign-out", content=part, headers=half).status_code == 403
     assert browser.http.post("/sign-out", json={"csrf": csrf}).status_code == 403
     assert browser.get("/")
 
@@ -92,3 +96,10 @@ def test_signing_out_ends_the_streams_of_the_browser(browser: Browser) -> None:
         assert browser.http.post("/sign-out", data={"csrf": csrf}).status_code == 303
         assert list(changes)[-1] == ("close", "")
     assert browser.http.get("/").status_code == 401
+
+
+def test_a_connection_that_sends_nothing_ends(console: Console) -> None:
+    """Anyone who reaches the port can open as many as the console takes."""
+    host, _, port = console.url.removeprefix("http://").partition(":")
+    with socket.create_connection((host, int(port)), timeout=30) as connection:
+        assert connection.recv(1) == b""

@@ -55,7 +55,7 @@ class AuditView:
         for message in _messages(found):
             yield message
         while request.follow:
-            seen_seq = max(written_seq, *(record.seq for record in found.records[:1]))
+            seen_seq = max([written_seq, *(record.seq for record in found.records[:1])])
             await asyncio.sleep(LOOK_INTERVAL_S)
             written_seq = self._log.position.seq
             if written_seq > seen_seq:

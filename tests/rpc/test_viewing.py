@@ -209,6 +209,10 @@ def test_the_audit_log_is_read_page_by_page_and_then_as_it_grows(daemon: Daemon,
         (ended,) = next(call).records
         assert json.loads(ended.json)["execution"] == last
         call.cancel()
+        ending = viewer.tail(session_id=session.session_id, kinds=["session_ended"], follow=True)
+        assert not next(ending).records
+    assert len(next(ending).records) == 1
+    ending.cancel()
     with daemon.client_of("metadata") as client, client.create_session() as session:
         assert session.execute("1").output == 1
     (own,) = viewer.tail(kinds=["execution_requested", "admin_called"])

@@ -36,6 +36,8 @@ MEASUREMENTS: dict[str, str] = {
     "savepoints": "savepoints:savepoints",
     "recording": "recordings:recordings",
     "viewers": "viewers:viewers",
+    "console": "console:pages",
+    "console-changes": "console:changes",
     "recording-daemon": "recordings:daemon_recordings",
     "throughput": "sessions:throughput",
     "memory": "memory:idle",

@@ -34,6 +34,7 @@ FLAGS = (
     "--disable-gpu",
     "--disable-dev-shm-usage",
     "--no-first-run",
+    "--hide-scrollbars",
     "--disable-breakpad",
 )
 # It resolves nothing but what these tests serve: a page that a test opens reaches no other host.

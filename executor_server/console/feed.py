@@ -28,6 +28,7 @@ class Part:
     html: str
     made: int
     changed: int
+    is_dropped: bool = False
 
     def element(self, swap: str = "") -> str:
         swap = f' hx-swap-oob="{swap}"' if swap else ""
@@ -36,10 +37,11 @@ class Part:
 
 @dataclass(eq=False)
 class Step:
-    """One execution: its head, its code, its parts, and its end."""
+    """One execution: its head, its code, notes on what is missing, its parts, and its end."""
 
     head: Part
     code: Part
+    notes: Part
     end: Part
     parts: deque[Part] = field(default_factory=deque)
     chars: int = 0
@@ -49,7 +51,7 @@ class Step:
     def element(self) -> str:
         parts = "".join(part.element() for part in self.parts)
         return (
-            f'<li id="step-{self.head.number}">{self.head.element()}{self.code.element()}'
+            f'<li id="step-{self.head.number}">{self.head.element()}{self.code.element()}{self.notes.element()}'
             f'<div class="parts" id="parts-{self.head.number}">{parts}</div>{self.end.element()}</li>'
         )
 
@@ -73,7 +75,8 @@ class Feed:
 
     def begin(self) -> Step:
         """Adds a step."""
-        step = Step(self._part("header", ""), self._part("div", ""), self._part("div", ""))
+        code, notes, end = (self._part("div", "") for _ in range(3))
+        step = Step(self._part("header", ""), code, notes, end)
         self.steps.append(step)
         if len(self.steps) > STEPS_MAX:
             self.remove(self.steps[0])
@@ -91,14 +94,15 @@ class Feed:
         step.chars += len(html)
         while len(step.parts) > PARTS_MAX or (step.chars > STEP_CHARS_MAX and len(step.parts) > 1):
             gone = step.parts.popleft()
+            gone.is_dropped = True
             step.chars -= len(gone.html)
             step.dropped += 1
             self._remove(gone.made, f"part-{gone.number}")
         return part
 
     def replace(self, part: Part, html: str, step: Step | None = None) -> None:
-        """Changes a part, if it differs. `step` is the one whose parts it is among."""
-        if part.html == html:
+        """Changes a part, if it is still there and differs. `step` is the one whose parts it is among."""
+        if part.is_dropped or part.html == html:
             return
         if step is not None:
             step.chars += len(html) - len(part.html)
@@ -146,7 +150,7 @@ class Feed:
             if step.head.made > since:
                 pieces.append(f'<div hx-swap-oob="beforeend:#steps">{step.element()}</div>')
                 continue
-            kept = (step.head, step.code, step.end, *step.parts)
+            kept = (step.head, step.code, step.notes, step.end, *step.parts)
             pieces += [part.element("true") for part in kept if part.made <= since < part.changed]
             if new := [part.element() for part in step.parts if part.made > since]:
                 pieces.append(f'<div hx-swap-oob="beforeend:#parts-{step.head.number}">{"".join(new)}</div>')

@@ -1,8 +1,8 @@
 """Follows sessions that somebody looks at, once for all viewers of a session.
 
 A `Watch` follows the executions of its session, whose events it writes into the feed, and keeps the panel with the
-session's state up to date. It ends `LINGER_S` after its last viewer has left. What an execution sends is
-an attacker's: blobs, values, texts and numbers are bounded here before they become HTML.
+session's state up to date. It ends some time after its last viewer has left. What an execution sends is an attacker's:
+blobs, values, texts and their numbers are bounded here before they become HTML.
 """
 
 from __future__ import annotations
@@ -44,7 +44,11 @@ TEXT_CHARS_MAX = 8_000
 VALUE_BYTES_MAX = 256 * 1024
 """Bytes of a value that is decoded to be shown."""
 BLOBS_BYTES_MAX = 2 * IMAGE_BYTES_MAX
-"""Bytes of blobs of one execution that have arrived in part."""
+BLOBS_MAX = 64
+"""Bytes of blobs of one execution that have arrived in part, and their number."""
+CALLS_MAX = 1_024
+"""Open tool calls of one execution, as the daemon allows."""
+CALL_CHARS_MAX = 4_000
 ARTIFACTS_SHOWN = 100
 
 _log = structlog.get_logger(__name__)
@@ -69,7 +73,7 @@ class Blobs:
         piece = chunk.data
         self.data.setdefault(chunk.blob_id, bytearray()).extend(piece)
         self.size_bytes += len(piece)
-        while self.size_bytes > BLOBS_BYTES_MAX:
+        while self.size_bytes > BLOBS_BYTES_MAX or len(self.data) > BLOBS_MAX:
             _, gone = self.data.popitem(last=False)
             self.size_bytes -= len(gone)
 
@@ -107,15 +111,20 @@ class StepWriter:
     """Writes one execution into the feed."""
 
     def __init__(
-        self, feed: Feed, templates: Templates, pictures: Pictures, number: int, view: admin_pb.ExecutionView
+        self,
+        feed: Feed,
+        templates: Templates,
+        pictures: Pictures,
+        number: int,
+        first: admin_pb.FollowExecutionResponse,
     ) -> None:
+        """`first` is the first message about it, which `take` gets next."""
         self._feed = feed
         self._templates = templates
         self._pictures = pictures
         self._number = number
-        self._view = view
-        self._is_known = False  # the first message has not come
-        self._has_content = True
+        self._view = first.execution
+        self._has_content = first.has_content
         self._missed = 0
         self._blobs = Blobs()
         self._timeline = Timeline(self._payload)
@@ -124,16 +133,18 @@ class StepWriter:
         self._is_live = False  # the events of the first message happened at an unknown time
         self._outcome = ""
         self._result: pb.ExecutionResult | None = None
-        self._shown_before: tuple[object, ...] = ()
         self._step: Step = feed.begin()
-        self._write_head()
+        code = templates(
+            "session_step_code.html",
+            view=self._view,
+            code=highlight(self._view.code),
+            is_cut=self._view.code_bytes > len(self._view.code.encode()),
+            has_content=self._has_content,
+        )
+        feed.replace(self._step.code, code)
 
     async def take(self, message: admin_pb.FollowExecutionResponse) -> None:
         """Writes what a message says."""
-        if message.HasField("execution"):
-            self._view = message.execution
-            self._is_known = True
-            self._has_content = message.has_content
         self._view.state = message.state
         self._missed += message.missed_events
         for followed in message.events:
@@ -177,26 +188,14 @@ class StepWriter:
             "session_step_head.html",
             number=self._number,
             view=self._view,
-            state="waiting"
-            if self._calls
-            else enum_text(admin_pb.ExecutionState, self._view.state, "EXECUTION_STATE_"),
+            state=enum_text(admin_pb.ExecutionState, self._view.state, "EXECUTION_STATE_"),
             outcome=self._outcome,
             result=self._result,
         )
         self._feed.replace(self._step.head, head)
-        before = (self._step.dropped, self._missed)
-        if self._is_known and before != self._shown_before:
-            self._shown_before = before
-            code = self._templates(
-                "session_step_code.html",
-                view=self._view,
-                code=highlight(self._view.code),
-                is_cut=self._view.code_bytes > len(self._view.code.encode()),
-                has_content=self._has_content,
-                dropped=self._step.dropped,
-                missed=self._missed,
-            )
-            self._feed.replace(self._step.code, code)
+        if self._step.dropped or self._missed:
+            notes = self._templates("session_step_notes.html", dropped=self._step.dropped, missed=self._missed)
+            self._feed.replace(self._step.notes, notes)
 
     # -- output ------------------------------------------------------------------------------------------------------
 
@@ -276,10 +275,13 @@ class StepWriter:
 
     async def _call(self, call: pb.ToolCallEvent) -> None:
         if self._has_content:
-            (_, text), *_ = await self._texts(pb.Event(tool_call=call))
+            (kind, text), *_ = await self._texts(pb.Event(tool_call=call))
+            text = f"{call.name}(…)  {text}" if kind is FrameKind.NOTE else text
         else:
             text = f"{call.name}(…)"
-        made = _Call(self._feed.add(self._step, ""), text, self._time())
+        made = _Call(self._feed.add(self._step, ""), text[:CALL_CHARS_MAX], self._time())
+        if len(self._calls) >= CALLS_MAX:
+            del self._calls[next(iter(self._calls))]
         self._calls[call.call_id] = made
         self._write_call(made, "")
 
@@ -477,7 +479,7 @@ class Watch:
                     part.execution.code = self._writer.code  # a restarted daemon no longer has it
             self._number = self._number + 1 if self._number else part.execution.number
             templates = partial(self._templates, session_id=self.session_id)
-            self._writer = StepWriter(self.feed, templates, self._pictures, self._number, part.execution)
+            self._writer = StepWriter(self.feed, templates, self._pictures, self._number, part)
         if self._writer is not None:
             await self._writer.take(part)
             if self._writer.is_done:

@@ -251,6 +251,8 @@ class Daemon:
             wait_s = min(2 * wait_s, RETRY_MAX_S)
 
     def _failed(self, name: str, error: DaemonError) -> None:
+        if name == "sessions" and name not in self.errors:
+            self.sessions_changes.notify()
         self.errors[name] = error
         if error.is_away and self.away_since is None:
             self.away_since = time.time()

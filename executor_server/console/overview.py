@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
+from markupsafe import Markup
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
@@ -99,8 +101,13 @@ def routes(console: Console) -> list[BaseRoute]:
             "overview.html",
             events="/events/overview",
             state=console.fragment("overview_state.html", **await _state(console)),
-            newest=console.fragment("overview_newest.html", **_newest(console)),
+            newest=newest_part(console.daemon.sessions_changes.count),
         )
+
+    @lru_cache(1)
+    def newest_part(_change: int) -> Markup:
+        """Renders the newest sessions once for all viewers."""
+        return console.fragment("overview_newest.html", **_newest(console))
 
     async def events(request: Request) -> Response:
         return console.events(request, states(), newest())
@@ -115,7 +122,7 @@ def routes(console: Console) -> list[BaseRoute]:
         shown, seen = "", -1
         while True:
             seen = await console.daemon.sessions_changes.after(seen)
-            if (html := console.fragment("overview_newest.html", **_newest(console))) != shown:
+            if (html := newest_part(seen)) != shown:
                 shown = html
                 yield "newest", html
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from functools import lru_cache
 from urllib.parse import urlencode
 
 from markupsafe import Markup
@@ -25,7 +25,7 @@ SUGGESTIONS_MAX = 200
 STATES = ("running", "idle", "busy", "paused", "lost", "ended")
 """What may be chosen; "running" has not ended."""
 TABLES_MAX = 64
-"""Filters for which a table is kept until the next change, so that all viewers with the same filter share it."""
+"""Rendered tables that are kept for other viewers."""
 
 
 @dataclass(frozen=True)
@@ -95,42 +95,29 @@ def latest(console: Console) -> list[admin_pb.SessionView]:
     return sorted(console.daemon.sessions.values(), key=age, reverse=True)
 
 
-class _Tables:
-    """The tables of the present sessions."""
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._count = -1
-        self._latest: list[admin_pb.SessionView] = []
-        self._tables: dict[Filter, Markup] = {}
-
-    def table(self, chosen: Filter) -> Markup:
-        daemon = self._console.daemon
-        if self._count != daemon.sessions_changes.count:
-            self._count, self._latest = daemon.sessions_changes.count, latest(self._console)
-            self._tables.clear()
-        if chosen not in self._tables:
-            if len(self._tables) >= TABLES_MAX:
-                self._tables.clear()
-            self._tables[chosen] = self._console.fragment("sessions_table.html", **self._values(chosen))
-        return self._tables[chosen]
-
-    def _values(self, chosen: Filter) -> dict[str, Any]:
-        found = [view for view in self._latest if chosen.shows(view)]
-        first = (chosen.page - 1) * ROWS
-        return {
-            "error": self._console.daemon.errors.get("sessions"),
-            "rows": [(state_of(view), view, view.owned.session) for view in found[first : first + ROWS]],
-            "found": len(found),
-            "known": len(self._latest),
-            "first": first,
-            "newer": replace(chosen, page=chosen.page - 1).query if chosen.page > 1 else "",
-            "older": replace(chosen, page=chosen.page + 1).query if first + ROWS < len(found) else "",
-        }
-
-
 def routes(console: Console) -> list[BaseRoute]:
-    tables = _Tables(console)
+    changed = console.daemon.sessions_changes
+
+    @lru_cache(1)
+    def newest(_change: int) -> list[admin_pb.SessionView]:
+        return latest(console)
+
+    @lru_cache(TABLES_MAX)
+    def table(change: int, chosen: Filter) -> Markup:
+        """Renders a table once for all viewers with the same filter."""
+        known = newest(change)
+        found = [view for view in known if chosen.shows(view)]
+        first = (chosen.page - 1) * ROWS
+        return console.fragment(
+            "sessions_table.html",
+            error=console.daemon.errors.get("sessions"),
+            rows=[(state_of(view), view, view.owned.session) for view in found[first : first + ROWS]],
+            found=len(found),
+            known=len(known),
+            first=first,
+            newer=replace(chosen, page=chosen.page - 1).query if chosen.page > 1 else "",
+            older=replace(chosen, page=chosen.page + 1).query if first + ROWS < len(found) else "",
+        )
 
     async def sessions(request: Request) -> Response:
         chosen, known = Filter.of(request), console.daemon.sessions.values()
@@ -142,7 +129,7 @@ def routes(console: Console) -> list[BaseRoute]:
             states=STATES,
             tenants=sorted({view.owned.tenant for view in known})[:SUGGESTIONS_MAX],
             images=sorted({view.owned.session.image for view in known})[:SUGGESTIONS_MAX],
-            table=tables.table(chosen),
+            table=table(changed.count, chosen),
         )
 
     async def events(request: Request) -> Response:
@@ -151,9 +138,9 @@ def routes(console: Console) -> list[BaseRoute]:
     async def changes(chosen: Filter) -> AsyncIterator[tuple[str, str]]:
         shown, seen = "", -1
         while True:
-            seen = await console.daemon.sessions_changes.after(seen)
-            if (table := tables.table(chosen)) != shown:
-                shown = table
-                yield "sessions", table
+            seen = await changed.after(seen)
+            if (html := table(seen, chosen)) != shown:
+                shown = html
+                yield "sessions", html
 
     return [Route("/sessions", sessions), Route("/events/sessions", events)]

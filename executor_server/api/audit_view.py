@@ -75,6 +75,8 @@ class AuditView:
 
 def _wanted_from(request: admin_pb.TailAuditRequest) -> Wanted:
     """Raises InvalidRequest."""
+    if request.node:
+        raise checks.invalid("node", "can be set at the front of a fleet only; this daemon is not one")
     if len(request.kinds) > _MAX_KINDS:
         raise checks.invalid("kinds", f"has more than {_MAX_KINDS} entries")
     if len(request.text) > _MAX_TEXT_CHARS:

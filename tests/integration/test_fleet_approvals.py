@@ -13,6 +13,7 @@ from executor_client import Approval, ExecutorClient, PolicyViolationError, Sess
 from tests.rpc.test_watching_sessions import Admin
 from tests.support.audit import records
 from tests.support.backends import require
+from tests.support.daemon import code_of
 from tests.support.front_process import FrontProcess, front_over
 
 POLICY = """\
@@ -86,6 +87,13 @@ def test_requests_of_nodes_and_for_sessions_wait_at_the_front(front: FrontProces
             ("delete_file", "1", "profiles.asks.tools.ask")
         ] * 2
         assert [each.what for each in seen[2:]] == ["asyncio.events"] * 2
+        with grpc.insecure_channel(front.address) as channel:
+            admin = Admin(front, channel)
+            (read,) = admin.call("TailAudit", pb.TailAuditRequest(session_id=session.session_id, kinds=["tool_called"]))
+            assert len(read.records) == 3
+            (named,) = admin.call("TailAudit", pb.TailAuditRequest(node=session.info.node, kinds=["tool_called"]))
+            assert list(named.records) == list(read.records)
+            assert code_of(lambda: list(admin.call("TailAudit", pb.TailAuditRequest(node="n9")))) == "NOT_FOUND"
         session.close()
     assert decided(front, session.info.node) == [
         ("delete_file", "denied", "front"),

@@ -28,7 +28,6 @@ NOT_BEHIND_A_FRONT = {
     ),
     "test_admin.py::test_every_call_is_recorded_before_its_effect": "a front and its nodes have a log each",
     "test_viewing.py::test_a_viewer_sees_as_much_as_the_profile_allows": "its looks are in the node's audit log",
-    "test_viewing.py::test_the_audit_log_is_read_page_by_page_and_then_as_it_grows": "a front reads its own audit log",
     "test_watching_sessions.py::test_a_lost_session_says_later_why": "it kills a sandbox of the daemon",
     "test_watching_sessions.py::test_a_session_is_inspected_with_what_is_in_it": "its looks are in the node's audit log",
     "test_watching_sessions.py::test_the_state_of_the_daemon_is_described": (

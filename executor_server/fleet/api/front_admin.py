@@ -20,14 +20,24 @@ from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.policy_view import PolicyView
 from executor_server.api.shared_admin import SharedAdmin
-from executor_server.core import NotFound, Principal, Reason, Unavailable
+from executor_server.core import ExecutorError, NotFound, Principal, Reason, Unavailable
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_sessions import owned_in_order
 from executor_server.fleet.api.front_status import FrontStatus
 from executor_server.fleet.api.front_views import FrontViews
 from executor_server.fleet.api.moving import Mover
-from executor_server.fleet.api.node_calls import RETRY_S, NodeSilent, RefusedByNode, answers_of, ask, ask_all
-from executor_server.fleet.membership import Reservations, is_node_name, lease_clock
+from executor_server.fleet.api.node_calls import (
+    RETRY_S,
+    NodeSilent,
+    RefusedByNode,
+    answers_of,
+    ask,
+    ask_all,
+    metadata_for,
+    time_left_s,
+)
+from executor_server.fleet.api.proxy import receive
+from executor_server.fleet.membership import Reservations, is_node_name, lease_clock, node_of
 from executor_server.policy import Policy
 from executor_server.policy.approvals import Approvals
 from executor_server.policy.quotas import Quotas
@@ -90,6 +100,30 @@ class FrontAdmin(SharedAdmin):
             async for message in messages:
                 await context.write(message)
 
+    async def TailAudit(self, request: admin_pb.TailAuditRequest, context: Context) -> None:
+        session_node = node_of(request.session_id)
+        link = self._fleet.link_of(request.node or session_node or "")
+        if link is None and request.node:
+            raise self._not_linked(request.node)
+        if link is None:
+            await super().TailAudit(request, context)
+            return
+        principal = self._note("TailAudit", request.tenant)
+        asked = admin_pb.TailAuditRequest()
+        asked.CopyFrom(request)
+        asked.ClearField("node")
+        call = link.channel.unary_stream(
+            "/executor_api.v1.AdminService/TailAudit",
+            request_serializer=admin_pb.TailAuditRequest.SerializeToString,
+            response_deserializer=admin_pb.TailAuditResponse.FromString,
+        )(asked, metadata=metadata_for(link, principal, context), timeout=time_left_s(context))
+        await receive(call, link.node, context)
+
+    def _not_linked(self, node: str) -> ExecutorError:
+        if not is_node_name(node) or self._fleet.members.get(node) is None:
+            return NotFound(Reason.NO_NODE, f"there is no node {node!r}")
+        return NodeSilent(node)
+
     async def GetStatus(self, request: admin_pb.GetStatusRequest, context: Context) -> admin_pb.GetStatusResponse:
         answers = await ask_all(self._fleet.links(), "GetStatus", request, current_principal.get())
         return self._status.merged([answer for _, answer in answers])
@@ -101,9 +135,7 @@ class FrontAdmin(SharedAdmin):
         principal = self._note("Drain", f"{what}{request.node}")
         link = self._fleet.link_of(request.node)
         if link is None:
-            if self._fleet.members.get(request.node) is None:
-                raise NotFound(Reason.NO_NODE, f"there is no node {request.node!r}")
-            raise NodeSilent(request.node)
+            raise self._not_linked(request.node)
         asked = admin_pb.DrainRequest(resume=request.resume)
         answer: admin_pb.DrainResponse = await ask(link, "Drain", asked, principal, None)
         if request.move and not request.resume:

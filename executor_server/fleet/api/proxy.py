@@ -104,7 +104,7 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     async def answers(request: bytes, context: Context) -> None:
         link, metadata = route(request, context)
         call = link.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
-        await _receive(call, link.node, context)
+        await receive(call, link.node, context)
 
     async def requests(pieces: AsyncIterator[bytes], context: Context) -> bytes:
         first = await _first(pieces, first_parts)
@@ -117,7 +117,7 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
         first = await _first(pieces, first_parts)
         link, metadata = route(first, context)
         call = link.channel.stream_stream(path)(metadata=metadata, timeout=time_left_s(context))
-        await _both(_send(call, first, pieces), _receive(call, link.node, context))
+        await _both(_send(call, first, pieces), receive(call, link.node, context))
 
     if method.name == "Execute":
         return grpc.unary_stream_rpc_method_handler(cast("Any", _execute(path, router)))
@@ -141,7 +141,7 @@ def _execute(path: str, router: Router) -> Callable[[bytes, Context], Coroutine[
             call = link.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
             begun = asyncio.Event()
             try:
-                await _receive(call, link.node, context, begun)
+                await receive(call, link.node, context, begun)
             except RefusedByNode:
                 counted.is_over = not begun.is_set()
                 raise
@@ -183,7 +183,7 @@ async def _both(send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, T]
         await asyncio.gather(sending, receiving, return_exceptions=True)
 
 
-async def _receive(call: Any, node: str, context: Context, begun: asyncio.Event | None = None) -> None:
+async def receive(call: Any, node: str, context: Context, begun: asyncio.Event | None = None) -> None:
     """Passes a node's messages on; sets `begun` at the first one. Ends the call when the caller is cancelled.
 
     Raises RefusedByNode, NodeSilent.

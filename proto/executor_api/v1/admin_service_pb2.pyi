@@ -646,7 +646,7 @@ class FollowSessionResponse(_message.Message):
     def __init__(self, parts: _Optional[_Iterable[_Union[FollowExecutionResponse, _Mapping]]] = ..., missed_executions: _Optional[int] = ..., complete: bool = ...) -> None: ...
 
 class TailAuditRequest(_message.Message):
-    __slots__ = ("tenant", "session_id", "kinds", "text", "before_seq", "max_records", "follow")
+    __slots__ = ("tenant", "session_id", "kinds", "text", "before_seq", "max_records", "follow", "node")
     TENANT_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     KINDS_FIELD_NUMBER: _ClassVar[int]
@@ -654,6 +654,7 @@ class TailAuditRequest(_message.Message):
     BEFORE_SEQ_FIELD_NUMBER: _ClassVar[int]
     MAX_RECORDS_FIELD_NUMBER: _ClassVar[int]
     FOLLOW_FIELD_NUMBER: _ClassVar[int]
+    NODE_FIELD_NUMBER: _ClassVar[int]
     tenant: str
     session_id: str
     kinds: _containers.RepeatedScalarFieldContainer[str]
@@ -661,7 +662,8 @@ class TailAuditRequest(_message.Message):
     before_seq: int
     max_records: int
     follow: bool
-    def __init__(self, tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., before_seq: _Optional[int] = ..., max_records: _Optional[int] = ..., follow: bool = ...) -> None: ...
+    node: str
+    def __init__(self, tenant: _Optional[str] = ..., session_id: _Optional[str] = ..., kinds: _Optional[_Iterable[str]] = ..., text: _Optional[str] = ..., before_seq: _Optional[int] = ..., max_records: _Optional[int] = ..., follow: bool = ..., node: _Optional[str] = ...) -> None: ...
 
 class AuditRecord(_message.Message):
     __slots__ = ("seq", "json", "is_sound")

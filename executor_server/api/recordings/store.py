@@ -44,6 +44,8 @@ WRITE_INTERVAL_S = 0.2
 """Seconds after which something reported is written; a daemon that is killed loses as much."""
 BATCH_BYTES = 256 << 10
 SWEEP_INTERVAL_S = 60.0
+RECORDINGS_MAX = 10_000
+"""Recordings of a tenant, and of an answer to ListRecordings: the newest."""
 READERS_MAX = 4
 """Recordings that one tenant may read at one time."""
 _LENGTH = struct.Struct("<I")
@@ -234,8 +236,8 @@ class Recordings(Recorders):
         return used
 
     def _overdue(self) -> list[str]:
-        """Returns ended recordings that are past their retention, or the oldest beyond their tenant's bytes."""
-        now_s, used = time.time(), self._used()
+        """Returns ended recordings past their retention, and the oldest beyond the bytes or the number of a tenant."""
+        now_s, used, kept = time.time(), self._used(), Counter[str]()
         live = (recorder.writer.about for recorder in self._recorders.values())
         limits: dict[str, tuple[float, int]] = {}  # of each tenant, as its last session had it
         for about in (*live, *self._ended.values()):
@@ -243,7 +245,8 @@ class Recordings(Recorders):
         found = []
         for about in sorted(self._ended.values(), key=lambda each: -(each.end_time_s or now_s)):
             used[about.tenant] += about.size_bytes
-            is_too_much = used[about.tenant] > limits[about.tenant][1]
+            kept[about.tenant] += 1
+            is_too_much = used[about.tenant] > limits[about.tenant][1] or kept[about.tenant] > RECORDINGS_MAX
             if is_too_much or (about.expire_time_s is not None and about.expire_time_s <= now_s):
                 found.append(about.session_id)
                 used[about.tenant] -= about.size_bytes
@@ -256,7 +259,7 @@ class Recordings(Recorders):
         live = [_info(each.writer.about, each.writer.size_bytes) for each in self._recorders.values()]
         infos = [*live, *(_info(about, about.size_bytes) for about in self._ended.values())]
         infos = [each for each in infos if principal.is_admin or each.tenant == principal.tenant]
-        return sorted(infos, key=lambda each: each.create_time.ToNanoseconds())
+        return sorted(infos, key=lambda each: each.create_time.ToNanoseconds())[-RECORDINGS_MAX:]
 
     def find(self, principal: Principal, session_id: str) -> About:
         """Returns the caller's recording of a session; of any tenant to an administrator. Raises NotFound."""
@@ -272,10 +275,10 @@ class Recordings(Recorders):
             self._on_fetch(principal, about.session_id, about.tenant)
             await self._write_now()
             recorder = self._recorders.get(about.session_id)
-            if recorder is None:
+            if recorder is None or recorder.writer.ended:  # a daemon before this one may have written all of it
                 about, goes_on = self._ended.get(about.session_id, about), ""
-                size_bytes, snapshot = about.size_bytes, Snapshot.of_ended
-                made = asyncio.to_thread(snapshot, self._directory / about.session_id)
+                size_bytes = about.size_bytes if recorder is None else recorder.writer.size_bytes
+                made = asyncio.to_thread(Snapshot.of_ended, self._directory / about.session_id)
             else:
                 about, goes_on = recorder.writer.about, "the session had not ended when it was fetched"
                 size_bytes, made = recorder.writer.size_bytes, self._in_thread(recorder.writer.snapshot)

@@ -77,7 +77,7 @@ class RecordingWriter:
 
     @property
     def size_bytes(self) -> int:
-        return self._files.size_bytes
+        return self._files.size_bytes or self.about.size_bytes  # it may have ended under an earlier daemon
 
     # -- its life ------------------------------------------------------------------------------------------------
 
@@ -148,6 +148,8 @@ class RecordingWriter:
     def hold_to(self, time_s: float, rules: RecordRules) -> None:
         """Follows another policy from here on."""
         self._rules = rules
+        redacted = {*self.about.redact_tools, *rules.redact_tools}
+        self.about = replace(self.about, redact_tools=tuple(sorted(redacted)))
         if rules.mode == "none":
             self.end_early(time_s, "the policy does not record the session any more", "policy")
 

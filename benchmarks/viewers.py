@@ -1,8 +1,13 @@
-"""Viewers of a session, in a process of their own, as a console follows it: `FollowSession`, contents included."""
+"""Viewers of a session, in a process of their own, as a console follows it: `FollowSession`, contents included.
+
+The process has the lowest priority. It stands for consoles on other machines, so it must not compete with the daemon
+and its caller for the processors of this one.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -49,6 +54,7 @@ def watching(daemon: Daemon, session_id: str, count: int) -> Iterator[None]:
 
 
 async def _watch_all(address: str, session_id: str, count: int) -> None:
+    os.nice(19)
     token = sys.stdin.readline().strip()
     async with grpc.aio.insecure_channel(address) as channel:
         ready = [asyncio.Event() for _ in range(count)]

@@ -77,6 +77,10 @@ class FakeNode:
     created: list[str] = field(default_factory=list)
     """The requests of all CreateSession calls that came."""
     withdrawn: list[str] = field(default_factory=list)
+    approvals: list[admin_pb.Approval] = field(default_factory=list)
+    """Requests that it says wait there, to a front that watches from now on; one that is decided no longer does."""
+    views: list[admin_pb.SessionView] = field(default_factory=list)
+    decided: asyncio.Event = field(default_factory=asyncio.Event)
     calls: list[tuple[str, Principal, Any]] = field(default_factory=list)
     sessions: dict[str, NodeSession] = field(default_factory=dict)
     ended: list[str] = field(default_factory=list)
@@ -288,6 +292,22 @@ class _Admin(admin_grpc.AdminServiceServicer):
         if not self._node.answers_admins:
             await asyncio.Event().wait()
         raise NotFound(Reason.ENVIRONMENT_NOT_FOUND, "there is no such environment")
+
+    async def WatchApprovals(self, request: admin_pb.WatchApprovalsRequest, context: Any) -> None:
+        while True:
+            self._node.decided.clear()
+            await context.write(admin_pb.WatchApprovalsResponse(approvals=self._node.approvals))
+            await self._node.decided.wait()
+
+    async def DecideApproval(self, request: admin_pb.DecideApprovalRequest, context: Any) -> Any:
+        _noted(self._node, "DecideApproval", request, context)
+        self._node.approvals = [each for each in self._node.approvals if each.approval_id != request.approval_id]
+        self._node.decided.set()
+        return admin_pb.DecideApprovalResponse()
+
+    async def WatchSessions(self, request: admin_pb.WatchSessionsRequest, context: Any) -> None:
+        await context.write(admin_pb.WatchSessionsResponse(sessions=self._node.views, complete=True))
+        await asyncio.Event().wait()
 
     async def KillSession(self, request: admin_pb.KillSessionRequest, context: Any) -> Any:
         principal = _noted(self._node, "KillSession", request, context)

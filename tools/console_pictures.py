@@ -98,6 +98,7 @@ def main() -> None:
                 picture(page, console, f"/{name}", f"_{name}")
             page.open(f"{console.url}{request}")
             page.click("button[value=once]")
+            page.shows("Approved once")
             waiting.join()
 
 

@@ -140,5 +140,6 @@ def test_a_hostile_request_for_approval_deceives_nobody(console: Console, client
         is_harmless(page, console)
         assert page.evaluate("document.querySelectorAll('button[name=decision]').length") == 3
         page.click("button[value=deny]")
+        assert page.shows("Denied")
         assert "the approver refused it" in run.result().error.message
     assert HOST in argument

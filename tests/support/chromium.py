@@ -83,12 +83,17 @@ class Browser:
             data = data[os.write(self._write, data) :]
         deadline = time.monotonic() + ANSWER_TIMEOUT_S
         while True:
-            for answer in self._messages(deadline):
-                if answer.get("id") == number:
-                    if "error" in answer:
-                        raise PageError(f"{method}: {answer['error']['message']}")
-                    return dict(answer["result"])
-                self.events.append(answer)
+            answer = None
+            for each in self._messages(deadline):
+                if "id" not in each:
+                    self.events.append(each)
+                elif each["id"] == number:
+                    answer = each
+            if answer is None:
+                continue
+            if "error" in answer:
+                raise PageError(f"{method}: {answer['error']['message']}")
+            return dict(answer["result"])
 
     @contextmanager
     def page(self, *, width: int = 1280, height: int = 800, dark: bool = False, scale: float = 1) -> Iterator[Page]:
@@ -104,6 +109,7 @@ class Browser:
         try:
             yield page
         finally:
+            page.send("Page.stopLoading")  # while a page is being replaced, the next call may never be answered
             self.send("Target.disposeBrowserContext", {"browserContextId": context})
 
     def close(self) -> None:

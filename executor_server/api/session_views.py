@@ -56,15 +56,25 @@ class SessionUse:
 
 @dataclass(eq=False)
 class Watcher:
-    """Keeps what one watcher has not been sent."""
+    """Keeps what one watcher has not been sent: of one that does not read, no more than there are sessions."""
 
     principal: Principal
     tenant: str  # empty: all
     unsent: dict[str, admin_pb.SessionView | None] = field(default_factory=dict)  # None: no longer kept
+    _sent: set[str] = field(default_factory=set)
 
     def note(self, session_id: str, tenant: str, view: admin_pb.SessionView | None) -> None:
-        if self.tenant in ("", tenant) and may_view(self.principal, tenant):
+        if view is None and session_id not in self._sent:
+            self.unsent.pop(session_id, None)
+        elif self.tenant in ("", tenant) and may_view(self.principal, tenant):
             self.unsent[session_id] = view
+
+    def take(self) -> Mapping[str, admin_pb.SessionView | None]:
+        """Returns what is to be sent now."""
+        unsent, self.unsent = self.unsent, {}
+        self._sent.update(unsent)
+        self._sent.difference_update(session_id for session_id, view in unsent.items() if view is None)
+        return unsent
 
 
 class SessionViews(Observer):
@@ -160,7 +170,7 @@ class SessionViews(Observer):
         try:
             while True:
                 await self._compare()
-                unsent, watcher.unsent = watcher.unsent, {}
+                unsent = watcher.take()
                 if unsent or is_first:
                     for message in messages_of(unsent):
                         yield message

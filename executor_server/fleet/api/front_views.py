@@ -96,8 +96,7 @@ class FrontViews:
             await self._all_listed()
             while True:
                 watch.changed.clear()
-                unsent, watch.unsent = watch.unsent, {}
-                for message in messages_of(unsent):
+                for message in messages_of(watch.take()):
                     yield message
                 await asyncio.sleep(INTERVAL_S)
                 await watch.changed.wait()

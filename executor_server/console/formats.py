@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from datetime import UTC, datetime
 from typing import Any
 
@@ -47,11 +46,6 @@ def iso(moment: Timestamp | float) -> str:
     return _datetime(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def age_s(moment: Timestamp | float) -> float:
-    """Seconds since a time."""
-    return max(0.0, time.time() - _datetime(moment).timestamp())
-
-
 def word(value: int, message: Any, field: str) -> str:
     """ "out of memory" for a value of an enumeration: `session.state|word(session, "state")`; empty for unspecified."""
     enum = message.DESCRIPTOR.fields_by_name[field].enum_type
@@ -68,4 +62,4 @@ def _datetime(moment: Timestamp | float) -> datetime:
     return datetime.fromtimestamp(seconds_, UTC)
 
 
-FILTERS = {each.__name__: each for each in (size, number, seconds, when, iso, age_s, word)}
+FILTERS = {each.__name__: each for each in (size, number, seconds, when, iso, word)}

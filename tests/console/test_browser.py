@@ -34,7 +34,7 @@ approvals.wait_s = 60
 wall_time_s = 60
 """
 SENDS = "answer = send_report('the draft')\nanswer"
-PAGES = ("/", "/sessions", "/approvals", "/refusals", "/environments", "/fleet", "/audit", "/policy")
+PAGES = ("/", "/sessions", "/approvals", "/refusals", "/recordings", "/environments", "/fleet", "/audit", "/policy")
 # The lowest contrast of a text with what is behind it; WCAG wants 4.5 for all but large letters.
 CONTRAST = """(() => {
   const canvas = document.createElement("canvas").getContext("2d", {willReadFrequently: true})

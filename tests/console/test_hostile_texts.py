@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -79,10 +80,10 @@ def is_harmless(page: Page, console: Console) -> None:
     assert page.evaluate("document.scrollingElement.scrollWidth - innerWidth") <= 0
     assert not page.events("Page.javascriptDialogOpening")
     asked = {event["request"]["url"] for event in page.events("Network.requestWillBeSent")}
-    assert {url for url in asked if not url.startswith(console.url)} <= {"about:blank"}
+    assert {url for url in asked if not url.startswith((console.url, "file:"))} <= {"about:blank"}
 
 
-def test_texts_of_a_session_stay_texts(console: Console, client: ExecutorClient, page: Page) -> None:
+def test_texts_of_a_session_stay_texts(console: Console, client: ExecutorClient, page: Page, tmp_path: Path) -> None:
     steps: list[dict[str, str]] = [*groups(MARKUP | UNICODE, AT_ONCE), *groups(TERMINAL, 1)]
     with client.create_session() as session:
         session.register_tools({"note": lambda *texts: texts[0]})
@@ -106,8 +107,15 @@ def test_texts_of_a_session_stay_texts(console: Console, client: ExecutorClient,
             for number, name in names:
                 assert f"step {number}: {name}:" in shown[number - 1], name
             is_harmless(page, console)
+        with console.browser() as browser:
+            (tmp_path / "export.html").write_text(browser.get(f"/sessions/{session.session_id}/export"))
     page.open(f"{console.url}/audit")
     is_harmless(page, console)
+    page.open((tmp_path / "export.html").as_uri())
+    assert page.shows(f"step {len(steps)}: {names[-1][1]}:")
+    assert page.evaluate("window.hostile") is None
+    assert page.evaluate("document.querySelectorAll('[data-hostile], script').length") == 0
+    assert HOST not in str(page.events("Network.requestWillBeSent"))
 
 
 def test_files_that_claim_to_be_images_are_none(console: Console, client: ExecutorClient, page: Page) -> None:

@@ -71,6 +71,8 @@ class _Outline:
     def value(self, node: Any, depth: int) -> str:
         if isinstance(node, str):
             return _quoted(node)
+        if isinstance(node, dict):  # no value is one, and its text would be the sender's
+            return "<unknown>"
         if not isinstance(node, list):
             return repr(node)
         tag, parts = (node[0], node[1:]) if node else ("", [])

@@ -9,6 +9,7 @@ import pytest
 
 from executor_api.values import encode
 from executor_api.values.outline import OUTLINE_CHARS_MAX, OUTLINE_OF_UNKNOWN, outline_call
+from executor_api.values.packing import pack
 
 
 @pytest.mark.parametrize(
@@ -48,3 +49,9 @@ def test_any_bytes_give_a_short_printable_line() -> None:
             changed[chosen.randrange(len(changed))] = chosen.randrange(256)
         shown = outline_call(bytes(changed))
         assert shown.isascii() and shown.isprintable() and len(shown) <= OUTLINE_CHARS_MAX
+
+
+def test_an_object_of_json_is_no_value() -> None:
+    """Its text would stand outside of quotes, in the sender's letters."""
+    tree = '["tuple",["tuple",{"\u0430":1}],["dict"]]'
+    assert outline_call(pack(tree.encode(), [])) == "<unknown>"

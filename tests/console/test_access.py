@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+import time
 from pathlib import Path
 
 import httpx
@@ -96,6 +97,15 @@ def test_signing_out_ends_the_streams_of_the_browser(browser: Browser) -> None:
         assert browser.http.post("/sign-out", data={"csrf": csrf}).status_code == 303
         assert list(changes)[-1] == ("close", "")
     assert browser.http.get("/").status_code == 401
+
+
+def test_cookies_that_others_set_change_nothing(console: Console, browser: Browser) -> None:
+    """A page of another port of this host can set some, also with the name of the console's."""
+    ((name, value),) = browser.http.cookies.items()
+    cookies = f'{name}=other; a="{chr(92) * 60_000}"; {name}={value}'
+    began = time.monotonic()
+    assert httpx.get(console.url, headers={"cookie": cookies}, trust_env=False).status_code == 200
+    assert time.monotonic() - began < 5
 
 
 def test_a_connection_that_sends_nothing_ends(console: Console) -> None:

@@ -30,8 +30,8 @@ SAMPLES_MAX = 720
 """An hour."""
 RETRY_S = 0.5
 RETRY_MAX_S = 5.0
-REFUSED_RETRY_S = 30.0
-"""Seconds until a watch that the daemon refused is tried again: the token may have got a role."""
+REFUSED_RETRY_S = 600.0
+"""Seconds until a watch for which the token lacks a role is tried again. Each refusal is in the audit log."""
 USAGE_AGE_S = 15.0
 """Seconds for which pages share what the tenants have used."""
 ATTENDED_S = 60.0
@@ -241,7 +241,7 @@ class Daemon:
                 if name not in self.errors:
                     _log.warning("watch_failed", watch=name, status=error.status, reason=error.reason)
                 self._failed(name, error)
-                refused = not error.is_away
+                refused = error.status == "PERMISSION_DENIED"
             except Exception:  # noqa: BLE001 - the owner of the watch: it goes on
                 _log.exception("watch_failed", watch=name)
                 refused = False

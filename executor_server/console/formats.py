@@ -10,12 +10,12 @@ from google.protobuf.timestamp_pb2 import Timestamp
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
 
-def size(size_bytes: int) -> str:
+def size(size_bytes: float) -> str:
     """ "1.5 MiB"."""
-    number, unit = float(size_bytes), 0
+    number, unit = size_bytes, 0
     while number >= 1024 and unit < len(_UNITS) - 1:
         number, unit = number / 1024, unit + 1
-    return f"{size_bytes} B" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
+    return f"{size_bytes:.0f} B" if unit == 0 else f"{number:.1f} {_UNITS[unit]}"
 
 
 def number(value: float) -> str:

@@ -73,7 +73,6 @@ class Tenant:
     name: str
     profile: str
     sessions: int
-    executions: int
     quotas: Sequence[Quota]
 
     @property
@@ -87,8 +86,8 @@ _QUOTAS: tuple[tuple[str, str, str, _Format], ...] = (
     ("executions", "executions", "running executions", formats.number),
     ("creations_per_minute", "creations_in_last_minute", "creations in the last minute", formats.number),
     ("cpu_time_s_per_hour", "cpu_time_s_in_last_hour", "CPU time in the last hour", formats.seconds),
-    ("output_bytes_per_hour", "output_bytes_in_last_hour", "output in the last hour", lambda n: formats.size(int(n))),
-    ("egress_bytes_per_hour", "egress_bytes_in_last_hour", "network in the last hour", lambda n: formats.size(int(n))),
+    ("output_bytes_per_hour", "output_bytes_in_last_hour", "output in the last hour", formats.size),
+    ("egress_bytes_per_hour", "egress_bytes_in_last_hour", "network in the last hour", formats.size),
     ("calls", "calls", "open calls", formats.number),
 )
 """A quota, the field of its use, its name, its format."""
@@ -196,7 +195,6 @@ def _tenants(usage: Sequence[admin_pb.TenantUsage], running: Counter[str]) -> li
             name=each.tenant,
             profile=each.profile,
             sessions=running[each.tenant],
-            executions=each.executions,
             quotas=sorted(_quotas(each, running[each.tenant]), key=lambda quota: quota.part, reverse=True),
         )
         for each in usage
@@ -217,11 +215,7 @@ def _sparklines(samples: Sequence[Sample]) -> list[Sparkline]:
         ("Sessions", lambda status: status.sessions, formats.number),
         ("Busy sessions", lambda status: status.busy, formats.number),
         ("Load", lambda status: status.load, formats.number),
-        (
-            "Memory in use",
-            lambda status: status.memory_bytes - status.available_memory_bytes,
-            lambda n: formats.size(int(n)),
-        ),
+        ("Memory in use", lambda status: status.memory_bytes - status.available_memory_bytes, formats.size),
     )
     return [_sparkline(name, samples, value, shown) for name, value, shown in lines if samples]
 

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_client.replays.timeline import enum_text
 from executor_server.console.console import Console
 
 
@@ -15,15 +16,14 @@ def routes(console: Console) -> list[BaseRoute]:
         status, found = console.daemon.status, None
         if status is None or status.is_front:
             found = await console.daemon.admin.GetFleet(admin_pb.GetFleetRequest())
-        nodes = [] if found is None else [(node, _state(node), node.lease_left_s > 0) for node in found.nodes]
+        nodes = (
+            []
+            if found is None
+            else [
+                (node, enum_text(admin_pb.NodeState, node.state, "NODE_STATE_"), node.lease_left_s > 0)
+                for node in found.nodes
+            ]
+        )
         return console.page(request, "fleet.html", fleet=found, nodes=nodes, status_=status)
 
     return [Route("/fleet", fleet)]
-
-
-def _state(node: admin_pb.FleetNode) -> str:
-    """Returns the word for a node's state; a newer front may have others."""
-    try:
-        return admin_pb.NodeState.Name(node.state).removeprefix("NODE_STATE_").lower()
-    except ValueError:
-        return "unknown"

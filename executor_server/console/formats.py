@@ -1,11 +1,13 @@
-"""Filters of the templates: sizes, durations, times and the wire's enumerations, as people read them."""
+"""Filters of the templates: sizes, durations, times and outcomes, as people read them."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
+
+from executor_api.v1 import types_pb2 as pb
+from executor_client.replays.timeline import enum_text
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB")
 
@@ -46,15 +48,9 @@ def iso(moment: Timestamp | float) -> str:
     return _datetime(moment).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def word(value: int, message: Any, field: str) -> str:
-    """ "out of memory" for a value of an enumeration: `session.state|word(session, "state")`; empty for unspecified."""
-    enum = message.DESCRIPTOR.fields_by_name[field].enum_type
-    found = enum.values_by_number.get(value)
-    if found is None:
-        return str(value)  # of a newer daemon
-    prefix = enum.values_by_number[0].name.removesuffix("UNSPECIFIED")
-    name = found.name.removeprefix(prefix).lower().replace("_", " ")
-    return "" if name == "unspecified" else str(name)
+def outcome(value: int) -> str:
+    """ "out of memory" for `pb.Outcome`; empty if there is none."""
+    return enum_text(pb.Outcome, value, "OUTCOME_") if value else ""
 
 
 def _datetime(moment: Timestamp | float) -> datetime:
@@ -62,4 +58,4 @@ def _datetime(moment: Timestamp | float) -> datetime:
     return datetime.fromtimestamp(seconds_, UTC)
 
 
-FILTERS = {each.__name__: each for each in (size, number, seconds, when, iso, word)}
+FILTERS = {each.__name__: each for each in (size, number, seconds, when, iso, outcome)}

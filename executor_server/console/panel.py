@@ -70,7 +70,6 @@ def html(
         session=session,
         state=enum_text(pb.SessionState, session.state, "SESSION_STATE_"),
         labels=sorted(session.labels.items()),
-        last_outcome=enum_text(pb.Outcome, view.last_outcome, "OUTCOME_") if view.last_outcome else "",
         meters=list(_meters(view, network)),
         processes=[(each, _process_state(each)) for each in inspected.session.processes[:ROWS_MAX]],
         ports=inspected.session.ports[:ROWS_MAX],

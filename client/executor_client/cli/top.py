@@ -23,6 +23,7 @@ from executor_client.cli import EXIT_SUCCEEDED
 from executor_client.cli.console import Console
 from executor_client.client import ExecutorClient
 from executor_client.errors import AuthorizationError, ExecutorClientError, UnavailableError
+from executor_client.replays.timeline import enum_text
 
 DRAW_S = 1.0
 RECONNECT_S = 2.0
@@ -162,11 +163,11 @@ def _row(view: admin_pb.SessionView, now_s: float) -> tuple[str, ...]:
     session, use = view.owned.session, view.use
     is_over = view.HasField("end_time")
     end_s = view.end_time.seconds if is_over else now_s
-    outcome = _word(pb.Outcome, "OUTCOME", view.last_outcome)
+    outcome = enum_text(pb.Outcome, view.last_outcome, "OUTCOME_") if view.last_outcome else "-"
     return (
         _cut(session.name or short_id(session.session_id, _ID_DIGITS)),
         _cut(view.owned.tenant),
-        "ended" if is_over else _word(pb.SessionState, "SESSION_STATE", session.state),
+        "ended" if is_over else enum_text(pb.SessionState, session.state, "SESSION_STATE_"),
         str(use.executions),
         f"{use.cpu_time_s:.1f}s",
         _size(use.peak_memory_bytes),
@@ -175,12 +176,6 @@ def _row(view: admin_pb.SessionView, now_s: float) -> tuple[str, ...]:
         _age(end_s - session.create_time.seconds),
         view.end_reason if is_over else outcome,
     )
-
-
-def _word(kind: type, prefix: str, number: int) -> str:
-    names: dict[int, str] = {value: name for name, value in kind.items()}  # type: ignore[attr-defined]
-    word = names.get(number, "").removeprefix(f"{prefix}_").lower()
-    return "-" if word in ("", "unspecified") else word
 
 
 def _cut(text: str) -> str:

@@ -45,13 +45,14 @@ def show(client: ExecutorClient, options: argparse.Namespace, console: Console) 
     client.get_policy()  # says why no daemon answers
     watch = _Watch(client, options.tenant)
     watch.start()
+    status = _Status(client)
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
-        console.show_lines(_lines(watch, _status(client), sys.maxsize))
+        console.show_lines(_lines(watch, status.read(), sys.maxsize))
         return EXIT_SUCCEEDED
     with _screen(), contextlib.suppress(KeyboardInterrupt):
         while watch.problem is None:
             size = shutil.get_terminal_size()
-            lines = _lines(watch, _status(client), size.lines - 1)
+            lines = _lines(watch, status.read(), size.lines - 1)
             shown = [line[: size.columns].ljust(size.columns) for line in lines]
             shown += [" " * size.columns] * (size.lines - 1 - len(shown))
             sys.stdout.write("\x1b[H" + "\r\n".join(shown) + "\x1b[J")
@@ -117,13 +118,25 @@ class _Watch:
                     self._is_complete.set()
 
 
-def _status(client: ExecutorClient) -> admin_pb.GetStatusResponse | None:
-    """Returns the daemon's state; None for a caller that may not ask for it, and while no daemon answers."""
-    try:
-        status: admin_pb.GetStatusResponse = client._transport.once(admin_pb.GetStatusRequest(), RECONNECT_S)
-    except (AuthorizationError, UnavailableError):
-        return None
-    return status
+class _Status:
+    """The daemon's state, for callers that may ask for it."""
+
+    def __init__(self, client: ExecutorClient) -> None:
+        self._client = client
+        self._is_refused = False
+
+    def read(self) -> admin_pb.GetStatusResponse | None:
+        """Returns the state; None for a viewer, and while no daemon answers."""
+        if self._is_refused:  # each refusal is in the audit log: a viewer is refused once, not each second
+            return None
+        try:
+            status: admin_pb.GetStatusResponse = self._client._transport.once(admin_pb.GetStatusRequest(), RECONNECT_S)
+        except AuthorizationError:
+            self._is_refused = True
+            return None
+        except UnavailableError:
+            return None
+        return status
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -82,10 +82,11 @@ class Admin:
     """
 
     def __init__(
-        self, channel: grpc.aio.Channel, token: Callable[[], str], stub: Any = admin_grpc.AdminServiceStub
+        self, channel: grpc.aio.Channel, address: str, token: Callable[[], str], stub: Any = admin_grpc.AdminServiceStub
     ) -> None:
         """`token` is called for each call: the file may come later, and change. It may raise DaemonError."""
         self._stub: Any = stub(channel)
+        self._address = address
         self._token = token
 
     def _metadata(self) -> tuple[tuple[str, str]]:
@@ -101,7 +102,7 @@ class Admin:
         try:
             return await call(request, metadata=self._metadata(), timeout=time_s)
         except grpc.aio.AioRpcError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._address) from error
 
     async def _stream(self, call: Any, request: Any) -> AsyncIterator[Any]:
         messages = call(request, metadata=self._metadata())
@@ -109,12 +110,12 @@ class Admin:
             async for message in messages:
                 yield message
         except grpc.aio.AioRpcError as error:
-            raise _translated(error) from error
+            raise _translated(error, self._address) from error
         finally:
             messages.cancel()
 
 
-def _translated(error: grpc.aio.AioRpcError) -> DaemonError:
+def _translated(error: grpc.aio.AioRpcError, address: str) -> DaemonError:
     reason = ""
     metadata: Any = error.trailing_metadata() or ()
     for name, value in metadata:
@@ -123,7 +124,11 @@ def _translated(error: grpc.aio.AioRpcError) -> DaemonError:
             for detail in status_pb2.Status.FromString(value).details:
                 if detail.Unpack(info):
                     reason = info.reason
-    return DaemonError(error.code().name, reason, error.details() or error.code().name)
+    if error.code() is grpc.StatusCode.UNAVAILABLE and not reason:  # gRPC's own text is in the log
+        message = f"No daemon answers at {address}; start it, or name another address with the console's --daemon."
+    else:
+        message = error.details() or error.code().name
+    return DaemonError(error.code().name, reason, message)
 
 
 class Changes:
@@ -156,11 +161,12 @@ class Sample:
 class Daemon:
     """What is known of the daemon. Use as an async context manager, which runs the watches."""
 
-    def __init__(self, channel: grpc.aio.Channel, token: Callable[[], str], *, approves: bool) -> None:
+    def __init__(self, channel: grpc.aio.Channel, address: str, token: Callable[[], str], *, approves: bool) -> None:
         self._channel = channel
+        self._address = address
         self._approves = approves
-        self.admin = Admin(channel, token)
-        self.executor = Admin(channel, token, executor_grpc.ExecutorServiceStub)
+        self.admin = Admin(channel, address, token)
+        self.executor = Admin(channel, address, token, executor_grpc.ExecutorServiceStub)
         """ExecutorService, for the calls about recordings."""
         self.sessions: dict[str, admin_pb.SessionView] = {}
         """Sessions by id, ended ones too."""
@@ -238,7 +244,7 @@ class Daemon:
                 await watch()
                 continue
             except DaemonError as error:
-                if name not in self.errors:
+                if name not in self.errors and not error.is_away:
                     _log.warning("watch_failed", watch=name, status=error.status, reason=error.reason)
                 self._failed(name, error)
                 refused = error.status == "PERMISSION_DENIED"
@@ -255,12 +261,16 @@ class Daemon:
             self.sessions_changes.notify()
         self.errors[name] = error
         if error.is_away and self.away_since is None:
+            cause = error.__cause__
+            detail = cause.details() if isinstance(cause, grpc.aio.AioRpcError) else error.message
+            _log.warning("daemon_does_not_answer", address=self._address, detail=detail)
             self.away_since = time.time()
             self.away_changes.notify()
 
     def _works(self, name: str) -> None:
         self.errors.pop(name, None)
         if self.away_since is not None:
+            _log.info("daemon_answers", address=self._address)
             self.away_since = None
             self.away_changes.notify()
 

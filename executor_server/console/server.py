@@ -9,6 +9,7 @@ import socket
 import ssl
 import sys
 from contextlib import suppress
+from http import HTTPStatus
 from pathlib import Path
 from typing import cast
 
@@ -126,7 +127,9 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     except OSError as error:
         raise ConsoleError(f"{section.daemon_tls_ca} can't be read: {error.strerror}.") from error
     try:
-        async with Daemon(channel, lambda: _token(section, own, daemon_address), approves=section.actions) as daemon:
+        async with Daemon(
+            channel, daemon_address, lambda: _token(section, own, daemon_address), approves=section.actions
+        ) as daemon:
             access = Access(f"{scheme}://{names[-1]}", keep_link)
             console = Console(daemon, actions=section.actions)
             server = _server(section, address, application(console, access, frozenset(names)))
@@ -212,7 +215,8 @@ def application(console: Console, access: Access, hosts: frozenset[str]) -> ASGI
 
     async def refused(request: Request, error: Exception) -> Response:
         found = cast("HTTPException", error)
-        return console.problem(request, found.status_code, found.detail)
+        is_unknown = found.detail == HTTPStatus.NOT_FOUND.phrase  # by Starlette: no route has this path
+        return console.problem(request, found.status_code, "There is no such page." if is_unknown else found.detail)
 
     async def daemon_failed(request: Request, error: Exception) -> Response:
         return console.daemon_problem(request, cast("DaemonError", error))

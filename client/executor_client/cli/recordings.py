@@ -118,8 +118,9 @@ def get(client: ExecutorClient, options: argparse.Namespace, console: Console) -
     """Gets the recording that the daemon made of a session. Raises ExecutorClientError."""
     names = [each.session_id for each in client.list_recordings() if each.session_id.startswith(options.session)]
     if len(names) != 1:
-        found = f"{len(names)} recordings begin with it; give more of the id" if names else "see: executor record list"
-        raise InvalidRequest(f"there is no one recording of a session {options.session!r}: {found}")
+        found = f"{len(names)} recordings of sessions begin" if names else "no recording of a session begins"
+        advice = "give more of the id" if names else "`executor record list` lists them"
+        raise InvalidRequest(f"{found} with {options.session!r}; {advice}")
     path = options.output or Path(f"{names[0]}.rxr")
     try:
         client.get_recording(names[0], path)

@@ -51,4 +51,4 @@ def console(config_path: Path | None, state_dir: Path | None, link: bool, **opti
     except process.ConsoleError as error:
         fail(EXIT_CONFIG, str(error))
     except (StateDirError, AddressError) as error:
-        fail(EXIT_PLACE, str(error))
+        fail(EXIT_PLACE, f"executor-server console: {error}")  # `make serve` shows it next to the daemon's output

@@ -96,8 +96,8 @@ demo-fleet: $(RAY_STAMP)  ## Run three agents on a fleet of three nodes on a loc
 	@$(BIN)/python examples/fleet_demo.py
 
 .PHONY: serve
-serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b), with its console (CONSOLE=1)
-	@$(if $(CONSOLE),$(BIN)/executor-server console --actions & trap "kill $$! 2>/dev/null || :" EXIT;) $(BIN)/executor-server serve --backend $(BACKEND) $(ARGS)
+serve: $(STAMP)  ## Run the daemon in the foreground (BACKEND=local|docker|e2b, ARGS="--policy FILE"), with its console (CONSOLE=1, CONSOLE_ARGS="--listen HOST:PORT")
+	@$(if $(CONSOLE),$(BIN)/executor-server console --actions $(CONSOLE_ARGS) & trap "kill $$! 2>/dev/null || :" EXIT;) $(BIN)/executor-server serve --backend $(BACKEND) $(ARGS)
 
 .PHONY: bench
 bench: $(STAMP)  ## Measure, beside the references, in one run

@@ -16,14 +16,11 @@ def routes(console: Console) -> list[BaseRoute]:
         status, found = console.daemon.status, None
         if status is None or status.is_front:
             found = await console.daemon.admin.GetFleet(admin_pb.GetFleetRequest())
-        nodes = (
-            []
-            if found is None
-            else [
-                (node, enum_text(admin_pb.NodeState, node.state, "NODE_STATE_"), node.lease_left_s > 0)
-                for node in found.nodes
-            ]
-        )
+        nodes = [] if found is None else [(node, _state(node), node.lease_left_s > 0) for node in found.nodes]
         return console.page(request, "fleet.html", fleet=found, nodes=nodes, status_=status)
 
     return [Route("/fleet", fleet)]
+
+
+def _state(node: admin_pb.FleetNode) -> str:
+    return enum_text(admin_pb.NodeState, node.state, "NODE_STATE_")

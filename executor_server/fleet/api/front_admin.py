@@ -33,8 +33,7 @@ from executor_server.fleet.api.node_calls import (
     answers_of,
     ask,
     ask_all,
-    metadata_for,
-    time_left_s,
+    begin_stream,
 )
 from executor_server.fleet.api.proxy import receive
 from executor_server.fleet.membership import Reservations, is_node_name, lease_clock, node_of
@@ -112,12 +111,7 @@ class FrontAdmin(SharedAdmin):
         asked = admin_pb.TailAuditRequest()
         asked.CopyFrom(request)
         asked.ClearField("node")
-        call = link.channel.unary_stream(
-            "/executor_api.v1.AdminService/TailAudit",
-            request_serializer=admin_pb.TailAuditRequest.SerializeToString,
-            response_deserializer=admin_pb.TailAuditResponse.FromString,
-        )(asked, metadata=metadata_for(link, principal, context), timeout=time_left_s(context))
-        await receive(call, link.node, context)
+        await receive(begin_stream(link, "TailAudit", asked, principal, context), link.node, context)
 
     def _not_linked(self, node: str) -> ExecutorError:
         if not is_node_name(node) or self._fleet.members.get(node) is None:

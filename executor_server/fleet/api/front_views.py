@@ -26,12 +26,11 @@ from executor_server.core import ExecutorError, Principal, Reason, ResourceExhau
 from executor_server.fleet.api.front_fleet import FRONT_PRINCIPAL, FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.api.front_sessions import lost_session
-from executor_server.fleet.api.node_calls import ASK_TIME_S, RETRY_MAX_S, RETRY_S, metadata_for, translated
+from executor_server.fleet.api.node_calls import ASK_TIME_S, RETRY_MAX_S, RETRY_S, begin_stream, translated
 from executor_server.fleet.membership import Lost, Tombstone, node_of
 
 MAX_NODE_BYTES = 128 * 1024 * 1024
 """Bytes of the descriptions that are kept of one node."""
-_PATH = "/executor_api.v1.AdminService/WatchSessions"
 
 _log = structlog.get_logger(__name__)
 
@@ -136,11 +135,7 @@ class FrontViews:
 
     async def _follow(self, link: FrontLink) -> None:
         """Raises ExecutorError, RefusedByNode when the node's call ends, or is ended because it sends too much."""
-        call: Any = link.channel.unary_stream(
-            _PATH,
-            request_serializer=admin_pb.WatchSessionsRequest.SerializeToString,
-            response_deserializer=admin_pb.WatchSessionsResponse.FromString,
-        )(admin_pb.WatchSessionsRequest(), metadata=metadata_for(link, FRONT_PRINCIPAL))
+        call = begin_stream(link, "WatchSessions", admin_pb.WatchSessionsRequest(), FRONT_PRINCIPAL)
         self._calls.add(call)
         listed: set[str] = set()
         node = self._nodes.setdefault(link.node, _Node())

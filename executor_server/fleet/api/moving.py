@@ -24,7 +24,15 @@ from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.front_fleet import FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.api.front_sessions import SessionNames, of_node
-from executor_server.fleet.api.node_calls import ASK_TIME_S, NodeSilent, answer_of, ask, metadata_for, translated
+from executor_server.fleet.api.node_calls import (
+    ASK_TIME_S,
+    NodeSilent,
+    answer_of,
+    ask,
+    begin_stream,
+    metadata_for,
+    translated,
+)
 from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.membership import Tombstone, lease_clock
 from executor_server.policy import Policy
@@ -35,7 +43,7 @@ MOVE_TIME_S = 600.0
 """Seconds for one session."""
 MAX_PROBLEM_CHARS = 500
 
-_EXPORT, _RESTORE = "/executor_api.v1.ExecutorService/ExportState", "/executor_api.v1.ExecutorService/RestoreState"
+_RESTORE = "/executor_api.v1.ExecutorService/RestoreState"
 
 _log = structlog.get_logger(__name__)
 
@@ -179,11 +187,7 @@ class Mover:
 @asynccontextmanager
 async def _exported(link: FrontLink, session_id: str, owner: Principal) -> AsyncIterator[AsyncIterator[bytes]]:
     """Gives the pieces of a session's state."""
-    call: Any = link.channel.unary_stream(
-        _EXPORT,
-        request_serializer=lambda message: cast("bytes", message.SerializeToString()),
-        response_deserializer=service_pb.ExportStateResponse.FromString,
-    )(service_pb.ExportStateRequest(session_id=session_id), metadata=cast("Any", metadata_for(link, owner)))
+    call = begin_stream(link, "ExportState", service_pb.ExportStateRequest(session_id=session_id), owner)
 
     async def pieces() -> AsyncIterator[bytes]:
         with translated(link.node):

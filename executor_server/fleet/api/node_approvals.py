@@ -28,7 +28,7 @@ from executor_server.fleet.api.node_calls import (
     RETRY_S,
     NodeSilent,
     ask,
-    metadata_for,
+    begin_stream,
     translated,
 )
 from executor_server.policy.approvals import (
@@ -42,7 +42,6 @@ from executor_server.policy.approvals import (
 )
 
 MAX_WAIT_S = 3600.0
-_PATH = "/executor_api.v1.AdminService/WatchApprovals"
 _KINDS = {admin_pb.ApprovalKind.Value(f"APPROVAL_KIND_{kind.name}"): kind for kind in ApprovalKind}
 _DECISIONS = {
     decision: cast("Any", admin_pb.ApprovalDecision.Value(f"APPROVAL_DECISION_{decision.name}"))
@@ -74,11 +73,7 @@ class NodeApprovals:
         """Raises ExecutorError, RefusedByNode when the node's list ends."""
         relayed: dict[str, asyncio.Task[None]] = {}
         is_first = True
-        call: Any = link.channel.unary_stream(
-            _PATH,
-            request_serializer=admin_pb.WatchApprovalsRequest.SerializeToString,
-            response_deserializer=admin_pb.WatchApprovalsResponse.FromString,
-        )(admin_pb.WatchApprovalsRequest(), metadata=metadata_for(link, FRONT_PRINCIPAL))
+        call = begin_stream(link, "WatchApprovals", admin_pb.WatchApprovalsRequest(), FRONT_PRINCIPAL)
         try:
             with translated(link.node):
                 async for listed in call:

@@ -113,6 +113,23 @@ async def ask(link: NodeLink, method: str, request: Message, principal: Principa
     return await answer_of(cast("Any", call), link.node)
 
 
+def begin_stream(
+    link: NodeLink, method: str, request: Message, principal: Principal, context: Context | None = None
+) -> Any:
+    """Begins a call to a node that answers with many messages, which are read in `translated`.
+
+    `context` is the client's call that it serves: its trace goes on, and its deadline holds.
+    """
+    path, answer_class = _METHODS[method]
+    send = link.channel.unary_stream(
+        path,
+        request_serializer=lambda message: cast("bytes", message.SerializeToString()),
+        response_deserializer=answer_class.FromString,
+    )
+    time_s = None if context is None else time_left_s(context)
+    return send(request, metadata=cast("Any", metadata_for(link, principal, context)), timeout=time_s)
+
+
 async def ask_all(
     links: Sequence[NodeLink], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
 ) -> list[tuple[str, Any]]:

@@ -110,8 +110,7 @@ class Console:
 
     def daemon_problem(self, request: Request, error: DaemonError) -> Response:
         """Returns the page for a call that the daemon refused or did not answer."""
-        text = f"The daemon did not answer: {error.message}" if error.is_away else error.message
-        return self.problem(request, _STATUSES.get(error.status, 502), text)
+        return self.problem(request, _STATUSES.get(error.status, 502), error.message)
 
     def events(self, request: Request, *sources: AsyncIterator[tuple[str, str]]) -> Response:
         """Streams the layout's changes and those of `sources` (name, HTML), until the browser signs out.

@@ -124,7 +124,9 @@ def _translated(error: grpc.aio.AioRpcError, address: str) -> DaemonError:
             for detail in status_pb2.Status.FromString(value).details:
                 if detail.Unpack(info):
                     reason = info.reason
-    if error.code() is grpc.StatusCode.UNAVAILABLE and not reason:  # gRPC's own text is in the log
+    if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED and not reason:
+        message = f"The daemon at {address} did not answer in time; load the page again."
+    elif error.code() is grpc.StatusCode.UNAVAILABLE and not reason:  # gRPC's own text is in the log
         message = f"No daemon answers at {address}; start it, or name another address with the console's --daemon."
     else:
         message = error.details() or error.code().name

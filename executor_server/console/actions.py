@@ -20,7 +20,6 @@ from executor_server.console.console import Console
 
 MOVE_TIME_S = 3600.0
 """Seconds for moving all sessions of a node: each may have gigabytes of files."""
-_OFF = "This console only shows. Start it with --actions to let it act."
 
 
 @dataclass(frozen=True)
@@ -117,8 +116,7 @@ def routes(console: Console) -> list[BaseRoute]:
         return console.page(request, "action_done.html", title=action.title, said=said, back=action.back)
 
     def _action(request: Request) -> tuple[str, Action]:
-        if not console.actions:
-            raise HTTPException(403, _OFF)
+        console.require_actions()
         name = request.path_params["name"]
         if name not in ACTIONS:
             raise HTTPException(404, "There is no such action.")

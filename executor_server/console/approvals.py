@@ -31,7 +31,6 @@ _KINDS = {
     admin_pb.APPROVAL_KIND_TOOL: "call the tool",
     admin_pb.APPROVAL_KIND_IMPORT: "import",
 }
-_OFF = "This console only shows. Start it with --actions to let it decide."
 
 
 def routes(console: Console) -> list[BaseRoute]:
@@ -78,11 +77,11 @@ def routes(console: Console) -> list[BaseRoute]:
         seen = -1
         while any(each.approval_id == approval_id for each in daemon.approvals):
             seen = await daemon.approvals_changes.after(seen)
-        yield "decided", console.fragment("approval_gone.html")
+        text = "This request no longer waits: it was decided, withdrawn, or timed out."
+        yield "decided", console.fragment("problem_part.html", text=text)
 
     async def decide(request: Request) -> Response:
-        if not console.actions:
-            raise HTTPException(403, _OFF)
+        console.require_actions()
         chosen = DECISIONS.get(str(request.state.form.get("decision", "")))
         if chosen is None:
             raise HTTPException(400, "A decision is once, session or deny.")
@@ -94,8 +93,7 @@ def routes(console: Console) -> list[BaseRoute]:
         return console.page(request, "action_done.html", title=title, said=said, back="/approvals")
 
     async def _waiting(approval_id: str) -> admin_pb.Approval:
-        if not console.actions:
-            raise HTTPException(403, _OFF)
+        console.require_actions()
         for each in await daemon.known_approvals():
             if each.approval_id == approval_id:
                 return each

@@ -12,6 +12,7 @@ from starlette.routing import BaseRoute, Route
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.console.audit_log import fields_of, read, search_of, time_of
 from executor_server.console.console import Console
+from executor_server.console.text import cut
 
 RECORDS_OF_PAGE = 100
 SHOWN_CHARS = 1_000
@@ -46,11 +47,10 @@ def _row(record: admin_pb.AuditRecord) -> dict[str, Any]:
         "seq": record.seq,
         "is_sound": record.is_sound,
         "time": time_of(fields),
-        "more": {name: _cut(value if isinstance(value, str) else json.dumps(value)) for name, value in more.items()},
-        "whole": "" if fields else _cut(record.json),
+        "more": {
+            name: cut(value if isinstance(value, str) else json.dumps(value), SHOWN_CHARS)
+            for name, value in more.items()
+        },
+        "whole": "" if fields else cut(record.json, SHOWN_CHARS),
         **{name: fields.get(name, "") for name in ("kind", "tenant", "principal", "session")},
     }
-
-
-def _cut(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}… ({len(text) - SHOWN_CHARS:,} more characters)"

@@ -16,6 +16,7 @@ from typing import Any, cast
 import jinja2
 import structlog
 from markupsafe import Markup
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response, StreamingResponse
 
@@ -121,6 +122,11 @@ class Console:
             return Response(f"{STREAMS_MAX} pages are open; close some", 503, {"retry-after": "30"})
         stream = self._stream(request.state.browser, sources)
         return StreamingResponse(stream, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
+
+    def require_actions(self) -> None:
+        """Raises HTTPException if this console may not act."""
+        if not self.actions:
+            raise HTTPException(403, "This console only shows. Start it with --actions to let it act.")
 
     async def _stream(
         self, browser: Browser, sources: Sequence[AsyncIterator[tuple[str, str]]]

@@ -34,6 +34,7 @@ from executor_server.console.daemon import DaemonError
 from executor_server.console.highlight import highlight
 from executor_server.console.panel import Templates
 from executor_server.console.pictures import Picture, checked
+from executor_server.console.text import cut
 
 FETCH_BYTES_MAX = 256 << 20
 """Bytes of a recording that is fetched from the daemon to be shown."""
@@ -216,8 +217,6 @@ class _Reader:
         return self._templates("session_image.html", picture=picture, number=frame.step)
 
     def _text(self, kind: FrameKind, text: str) -> str:
-        more = len(text) - TEXT_CHARS_MAX
-        shown = f"{text[:TEXT_CHARS_MAX]}… ({more:,} more characters)" if more > 0 else text
-        html = self._templates("session_event.html", kind=kind.value, text=shown)
+        html = self._templates("session_event.html", kind=kind.value, text=cut(text, TEXT_CHARS_MAX))
         self._chars += len(html) - len(text)
         return html

@@ -33,10 +33,13 @@ def clean(value: object) -> object:
     """
     if isinstance(value, Markup | int | float):
         return value
-    text = str(value)
-    if len(text) > TEXT_CHARS_MAX:
-        text = f"{text[:TEXT_CHARS_MAX]}… ({len(text) - TEXT_CHARS_MAX} more characters)"
+    text = cut(str(value), TEXT_CHARS_MAX)
     if text.isascii() and text.isprintable():
         return text
     text = _ESCAPES.sub("", text.replace("\r\n", "\n"))
     return _STACKED.sub(r"\1", _INVISIBLE.sub("", text))
+
+
+def cut(text: str, most: int) -> str:
+    """Returns at most this many characters of a text, and how many more it has."""
+    return text if len(text) <= most else f"{text[:most]}… ({len(text) - most:,} more characters)"

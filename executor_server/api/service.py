@@ -18,6 +18,7 @@ import structlog
 from google.protobuf.message import Message
 
 from executor_api.messages import write
+from executor_api.recordings import FILE_BYTES_RECORDED_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.api import checks, from_wire, to_wire
@@ -25,7 +26,7 @@ from executor_server.api.asking import Asking
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context
 from executor_server.api.port_forwarding import forward_port
-from executor_server.api.recordings import Recordings, keeps_file
+from executor_server.api.recordings import Recordings
 from executor_server.api.upload import Upload
 from executor_server.core import BlobChunk, FileInfo, NotFound, Principal, Reason, ResourceExhausted
 from executor_server.policy import Policy, check_tools
@@ -311,7 +312,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         mode = checks.file_mode(header.mode) if header.HasField("mode") else None
         if tar and (header.append or mode is not None):
             raise checks.invalid("append" if header.append else "mode", "is not for an archive")
-        with self._recordings.upload(session, keeps=keeps_file(size_bytes)) as recorded:
+        with self._recordings.upload(session, keeps=size_bytes <= FILE_BYTES_RECORDED_MAX) as recorded:
             pieces = recorded.pieces(upload.pieces(size_bytes))
             file = await session.put_file(path, size_bytes, pieces, tar=tar, append=header.append, mode=mode)
             recorded.as_file(header)

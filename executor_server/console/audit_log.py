@@ -13,9 +13,6 @@ from starlette.exceptions import HTTPException
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.console.daemon import Daemon
 
-KINDS_MAX = 64
-TEXT_CHARS_MAX = 256
-
 
 @dataclass(frozen=True)
 class Search:
@@ -40,12 +37,8 @@ def search_of(query: Mapping[str, str]) -> Search:
     before = query.get("before", "")
     if before and not (before.isascii() and before.isdigit() and len(before) < 20):
         raise HTTPException(400, "`before` is the number of a record.")
-    text = query.get("text", "")
-    if len(text) > TEXT_CHARS_MAX:
-        raise HTTPException(400, f"A text to search for has at most {TEXT_CHARS_MAX} characters.")
-    return Search(
-        query.get("tenant", ""), query.get("session", ""), query.get("kinds", ""), text, int(before) if before else 0
-    )
+    tenant, session_id, kinds, text = (query.get(name, "") for name in ("tenant", "session", "kinds", "text"))
+    return Search(tenant, session_id, kinds, text, int(before or 0))
 
 
 async def read(daemon: Daemon, search: Search, max_records: int, take: Callable[[admin_pb.AuditRecord], None]) -> int:
@@ -56,7 +49,7 @@ async def read(daemon: Daemon, search: Search, max_records: int, take: Callable[
     request = admin_pb.TailAuditRequest(
         tenant=search.tenant,
         session_id=search.session_id,
-        kinds=search.kinds.replace(",", " ").split()[:KINDS_MAX],
+        kinds=search.kinds.replace(",", " ").split(),
         text=search.text,
         before_seq=search.before_seq,
         max_records=max_records,

@@ -6,5 +6,4 @@ entries, and `files.py` keeps them.
 """
 
 from executor_server.api.recordings.recorder import Recorder as Recorder
-from executor_server.api.recordings.recorder import keeps_file as keeps_file
 from executor_server.api.recordings.store import Recordings as Recordings

@@ -13,7 +13,6 @@ from typing import Any, Protocol
 
 from google.protobuf.message import Message
 
-from executor_api.recordings import FILE_BYTES_RECORDED_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.api.recordings.writer import RecordingWriter
 from executor_server.core import Event, Payload, RecordRules
@@ -177,8 +176,3 @@ class NoUpload:
 
     def as_file(self, header: service_pb.PutFileHeader) -> None:
         """Records nothing."""
-
-
-def keeps_file(size_bytes: int) -> bool:
-    """Returns True if a recording has the content of a file of this size."""
-    return size_bytes <= FILE_BYTES_RECORDED_MAX

@@ -56,7 +56,7 @@ def own_daemon(backend: str, *, configuration: str = "", policy: str = "") -> It
     root = Path(tempfile.mkdtemp(prefix="executor-"))
     state_dir, log = root / "state", root / "daemon.log"
     address = f"unix:{state_dir / 'executor.sock'}"
-    before = os.environ.get("EXECUTOR_STATE_DIR")
+    before = {name: os.environ.pop(name, None) for name in ("EXECUTOR_STATE_DIR", "EXECUTOR_TOKEN")}
     os.environ["EXECUTOR_STATE_DIR"] = str(state_dir)
     try:
         process = _start(backend, address, log, _write_configuration(root, configuration, policy))
@@ -71,10 +71,8 @@ def own_daemon(backend: str, *, configuration: str = "", policy: str = "") -> It
         _stop(process)
         _check_leftovers(process, descendants, state_dir / SANDBOXES[backend])
     finally:
-        if before is None:
-            del os.environ["EXECUTOR_STATE_DIR"]
-        else:
-            os.environ["EXECUTOR_STATE_DIR"] = before
+        del os.environ["EXECUTOR_STATE_DIR"]
+        os.environ.update((name, value) for name, value in before.items() if value is not None)
         shutil.rmtree(root)
 
 

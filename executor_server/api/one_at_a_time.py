@@ -1,4 +1,4 @@
-"""Work that callers order, of which one piece runs at a time in a thread, whatever becomes of its callers."""
+"""Runs callers' work in a thread, one piece at a time, even if the callers leave."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ class Console:
         self.actions = actions
         """The switch: without it every action is 403, and no button is shown."""
         self.watches = Watches(daemon, self.fragment)
-        """The sessions that somebody looks at."""
+        """The sessions with viewers."""
         self._streams = 0
         self._templates = jinja2.Environment(
             loader=jinja2.FileSystemLoader(Path(__file__).parent / "templates"),
@@ -198,7 +198,7 @@ async def _end(browser: Browser) -> AsyncGenerator[tuple[str, str], None]:
 
 
 def _event(name: str, html: str) -> Iterator[str]:
-    """Yields an event in pieces, of which a reader that does not read holds one: `html` is shared by all readers."""
+    """Yields an event in pieces. A stalled reader holds one piece; all readers share `html`."""
     begin = f"event: {name}\ndata: "
     for start in range(0, len(html) or 1, PIECE_CHARS):
         end = "\n\n" if start + PIECE_CHARS >= len(html) else ""

@@ -174,7 +174,7 @@ class Daemon:
         """Sessions by id, ended ones too."""
         self.sessions_changes = Changes()
         self.approvals: list[admin_pb.Approval] = []
-        """Requests that wait, the oldest first. Watched while somebody looks, and if the console may decide."""
+        """Requests that wait, the oldest first. Watched while there are viewers, if the console may decide."""
         self._approvals_known = False
         self.approvals_changes = Changes()
         self.samples: deque[Sample] = deque(maxlen=SAMPLES_MAX)
@@ -201,7 +201,7 @@ class Daemon:
         return len(self.approvals) if self._approvals_known or self.status is None else self.status.approvals
 
     async def known_approvals(self) -> list[admin_pb.Approval]:
-        """Notes that somebody looks. Returns the requests once they are known, or after `APPROVALS_WAIT_S`."""
+        """Notes a viewer. Returns the requests once they are known, or after `APPROVALS_WAIT_S`."""
         self.attend()
         if self._approves:
             with suppress(TimeoutError):
@@ -225,7 +225,7 @@ class Daemon:
         await self._channel.close(None)
 
     def attend(self) -> None:
-        """Notes that somebody looks. Requests wait for an approver only while there is one."""
+        """Notes a viewer. Requests wait for an approver only while there is one."""
         self._attended_until = time.monotonic() + ATTENDED_S
         self._attended.set()
 
@@ -300,7 +300,7 @@ class Daemon:
         await asyncio.sleep(SAMPLE_INTERVAL_S)
 
     async def _attended_approvals(self) -> None:
-        """Watches while somebody looks: the daemon counts the watch as an approver, for whom executions wait."""
+        """Watches while there are viewers: the daemon counts the watch as an approver, for whom executions wait."""
         await self._attended.wait()
         watch = asyncio.ensure_future(self._watch_approvals())
         try:

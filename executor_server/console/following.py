@@ -1,4 +1,4 @@
-"""Follows sessions that somebody looks at, once for all viewers of a session.
+"""Follows the sessions that have viewers, once for all viewers of a session.
 
 A `Watch` follows the executions of its session, whose events it writes into the feed, and keeps the panel with the
 session's state up to date. It ends some time after its last viewer has left. What an execution sends is an attacker's:
@@ -342,7 +342,7 @@ class Watch:
 
     @property
     def is_over(self) -> bool:
-        """True when it follows no longer: the session has ended, or nobody looks."""
+        """True when it no longer follows: the session has ended, or has no viewers."""
         return self._task.done()
 
     @property
@@ -409,7 +409,7 @@ class Watch:
     # -- the session -------------------------------------------------------------------------------------------------
 
     async def _heed_changes(self) -> None:
-        """Shows what the table of sessions says, until the session has ended, or nobody looks any more."""
+        """Shows the session as the table has it, until the session has ended or has no viewers."""
         shown, changes = None, self._daemon.sessions_changes
         while not self.is_unseen:
             seen, view = changes.count, self._daemon.sessions.get(self.session_id)

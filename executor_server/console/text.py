@@ -7,7 +7,7 @@ import re
 from markupsafe import Markup
 
 TEXT_CHARS_MAX = 64 * 1024
-"""Longer values are cut. Whoever has more to show cuts it into lines or pages first."""
+"""Longer values are cut. Split longer texts into lines or pages first."""
 
 # CSI, then OSC, DCS, SOS, PM and APC up to their end, then other sequences, in seven and in eight bits.
 _ESCAPES = re.compile(

@@ -43,7 +43,7 @@ class SessionRecorder(Protocol):
         ...
 
     def hold_to(self, rules: RecordRules) -> None:
-        """Follows another policy from here on."""
+        """Applies another policy from now on."""
         ...
 
     def end(self) -> None:

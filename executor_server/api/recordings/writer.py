@@ -146,7 +146,7 @@ class RecordingWriter:
             return  # logged above; `close` tries again
 
     def hold_to(self, time_s: float, rules: RecordRules) -> None:
-        """Follows another policy from here on."""
+        """Applies another policy from now on."""
         self._rules = rules
         redacted = {*self.about.redact_tools, *rules.redact_tools}
         self.about = replace(self.about, redact_tools=tuple(sorted(redacted)))

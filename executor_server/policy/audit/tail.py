@@ -26,7 +26,7 @@ _SEQ = re.compile(rb'\{"seq":([1-9][0-9]{0,18}),')
 
 @dataclass(frozen=True)
 class Wanted:
-    """The records to find: the newest `most`, of which `text` is in the JSON in any case. Empty fields admit all."""
+    """The records to find: the newest `most` whose JSON contains `text`, ignoring case. Empty fields match all."""
 
     tenant: str = ""
     session: str = ""

@@ -10,6 +10,7 @@ what is kept of one node is bounded.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -124,12 +125,15 @@ class FrontViews:
         wait_s = RETRY_S
         while True:
             await self._watched.wait()
+            began_s = time.monotonic()
             try:
                 await self._follow(link)
             except (ExecutorError, PassedOn) as error:
                 if not self._watched.is_set():  # nobody watches any more, so the call was ended
                     continue
                 _log.warning("fleet_sessions_not_watched", node=link.node, problem=str(error))
+            if time.monotonic() - began_s > RETRY_MAX_S:
+                wait_s = RETRY_S
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
 

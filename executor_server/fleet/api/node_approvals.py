@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import time
 from typing import Any, cast
 
 import structlog
@@ -62,10 +63,13 @@ class NodeApprovals:
         """Relays the requests of a node until cancelled, which the end of its link does."""
         wait_s = RETRY_S
         while True:
+            began_s = time.monotonic()
             try:
                 await self._follow(link)
             except (ExecutorError, PassedOn) as error:
                 _log.warning("fleet_approvals_not_followed", node=link.node, problem=str(error))
+            if time.monotonic() - began_s > RETRY_MAX_S:
+                wait_s = RETRY_S
             await asyncio.sleep(wait_s)
             wait_s = min(2 * wait_s, RETRY_MAX_S)
 

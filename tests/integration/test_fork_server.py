@@ -123,8 +123,10 @@ def test_a_daemon_that_stays_has_the_usual_libraries_imported_for_its_sessions()
         assert eventually(lambda: "fork_server_ready" in daemon.log.read_text(), timeout_s=60)
 
         def imported() -> object:
-            with client.create_session(authorized_imports=["sys"]) as session:
+            with client.create_session(authorized_imports=["platform", "sys"]) as session:
                 found = session.execute("import sys; [name for name in ('numpy', 'pandas') if name in sys.modules]")
+                name = session.execute("import platform; platform.node()").output
+                assert name == "sandbox", "libraries keep the name of the host on which they were imported"
                 return found.output == ["numpy", "pandas"]
 
         assert eventually(imported)

@@ -38,7 +38,7 @@ import sys
 from ..wire import kernel, privileges
 from ..wire.fork_server_messages import PARENT_NAME, fork_server_boot
 from ..wire.kernel import MS_BIND, MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_PRIVATE, MS_RDONLY, MS_REC, MS_REMOUNT
-from ..wire.lean import loads
+from ..wire.lean import loads, socket
 from ..wire.paths import GUEST_PATH
 from .owner import enter_namespaces
 
@@ -64,6 +64,7 @@ _KEPT_CAPABILITIES = (6, 7, 8, 12, 21)
 # SETFCAP: since Linux 5.12 a map that has its parent's user 0 takes it, and under an ordinary user's daemon there is no
 # other user for sandboxes to be.
 _KEPT_WITHOUT_USERS = (31,)
+_HOSTNAME = "sandbox"
 _NAMESPACES = kernel.CLONE_NEWPID | kernel.SANDBOX_NAMESPACES
 
 
@@ -97,6 +98,7 @@ def main() -> None:
     child = os.fork()
     if child == 0:
         try:
+            socket.sethostname(_HOSTNAME)  # before any module is imported, which may keep the name (`platform` does)
             _build_root(config["root"], copies)
             _run_init(config, keep)
         except OSError as error:

@@ -10,14 +10,12 @@ what is kept of one node is bounded.
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import islice
 from typing import Any
-
-import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_server.api.ended_sessions import MAX_ENDED
@@ -27,13 +25,11 @@ from executor_server.core import ExecutorError, Principal, Reason, ResourceExhau
 from executor_server.fleet.api.front_fleet import FRONT_PRINCIPAL, FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.api.front_sessions import lost_session
-from executor_server.fleet.api.node_calls import ASK_TIME_S, RETRY_MAX_S, RETRY_S, begin_stream, translated
+from executor_server.fleet.api.node_calls import ASK_TIME_S, begin_stream, keep_following, translated
 from executor_server.fleet.membership import Lost, Tombstone, node_of
 
 MAX_NODE_BYTES = 128 * 1024 * 1024
 """Bytes of the descriptions that are kept of one node."""
-
-_log = structlog.get_logger(__name__)
 
 
 @dataclass(eq=False)
@@ -122,20 +118,19 @@ class FrontViews:
 
     async def follow(self, link: FrontLink) -> None:
         """Watches a node while somebody watches here, until cancelled, which the end of its link does."""
-        wait_s = RETRY_S
+        await keep_following(link.node, partial(self._follow_watched, link), "fleet_sessions_not_watched")
+
+    async def _follow_watched(self, link: FrontLink) -> None:
+        """Follows a node whenever somebody watches. Raises as `_follow`."""
         while True:
             await self._watched.wait()
-            began_s = time.monotonic()
             try:
                 await self._follow(link)
-            except (ExecutorError, PassedOn) as error:
-                if not self._watched.is_set():  # nobody watches any more, so the call was ended
-                    continue
-                _log.warning("fleet_sessions_not_watched", node=link.node, problem=str(error))
-            if time.monotonic() - began_s > RETRY_MAX_S:
-                wait_s = RETRY_S
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
+            except (ExecutorError, PassedOn):
+                if self._watched.is_set():
+                    raise
+                continue  # nobody watches any more, so the call was ended
+            return
 
     async def _follow(self, link: FrontLink) -> None:
         """Raises ExecutorError, RefusedByNode when the node's call ends, or is ended because it sends too much."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -25,11 +25,11 @@ from executor_server.fleet.api.front_fleet import FRONT_PRINCIPAL, FrontFleet
 from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.api.node_calls import (
     ASK_TIME_S,
-    RETRY_MAX_S,
     RETRY_S,
     NodeSilent,
     ask,
     begin_stream,
+    keep_following,
     translated,
 )
 from executor_server.policy.approvals import (
@@ -61,17 +61,7 @@ class NodeApprovals:
 
     async def follow(self, link: FrontLink) -> None:
         """Relays the requests of a node until cancelled, which the end of its link does."""
-        wait_s = RETRY_S
-        while True:
-            began_s = time.monotonic()
-            try:
-                await self._follow(link)
-            except (ExecutorError, PassedOn) as error:
-                _log.warning("fleet_approvals_not_followed", node=link.node, problem=str(error))
-            if time.monotonic() - began_s > RETRY_MAX_S:
-                wait_s = RETRY_S
-            await asyncio.sleep(wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
+        await keep_following(link.node, partial(self._follow, link), "fleet_approvals_not_followed")
 
     async def _follow(self, link: FrontLink) -> None:
         """Raises ExecutorError, RefusedByNode when the node's list ends."""

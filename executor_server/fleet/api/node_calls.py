@@ -8,7 +8,8 @@ Such a text may name addresses, so the client gets one of ours instead.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Iterator, Sequence
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar, cast
 
@@ -111,6 +112,24 @@ async def ask(link: NodeLink, method: str, request: Message, principal: Principa
     )
     call = send(request, metadata=cast("Any", metadata_for(link, principal)), timeout=time_s)
     return await answer_of(cast("Any", call), link.node)
+
+
+async def keep_following(node: str, follow: Callable[[], Awaitable[None]], event: str) -> None:
+    """Repeats `follow`, which reads a stream of a node, until cancelled; with growing waits while it ends soon.
+
+    Its errors (ExecutorError, PassedOn) are logged as `event`.
+    """
+    wait_s = RETRY_S
+    while True:
+        began_s = time.monotonic()
+        try:
+            await follow()
+        except (ExecutorError, PassedOn) as error:
+            _log.warning(event, node=node, problem=str(error))
+        if time.monotonic() - began_s > RETRY_MAX_S:
+            wait_s = RETRY_S
+        await asyncio.sleep(wait_s)
+        wait_s = min(2 * wait_s, RETRY_MAX_S)
 
 
 def begin_stream(

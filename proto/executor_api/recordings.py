@@ -5,6 +5,7 @@ The client writes the file (`executor_client.recording`); the daemon keeps entri
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,8 @@ from google.protobuf.message import Message
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 
+ENTRY_LENGTH = struct.Struct("<I")
+"""The length of an entry, in bytes, which precedes it in what the daemon sends."""
 INLINE_BYTES_MAX = 1024
 """Bytes of a payload that stands in its line; a larger one is a blob."""
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import struct
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -12,13 +11,12 @@ from google.protobuf.message import DecodeError
 
 from executor_api import strict_json
 from executor_api.limits import BLOB_BYTES_MAX
-from executor_api.recordings import KINDS, LINE_BYTES_MAX
+from executor_api.recordings import ENTRY_LENGTH, KINDS, LINE_BYTES_MAX
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_client._core.local import LocalPath
 from executor_client.errors import ProtocolError
 from executor_client.recording import FetchedFile
 
-_LENGTH = struct.Struct("<I")
 _read_json = strict_json.reader()
 
 
@@ -61,13 +59,13 @@ class FetchedRecording:
 
     def _take_entries(self) -> None:
         at = 0
-        while len(self._entries) - at >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._entries, at)
+        while len(self._entries) - at >= ENTRY_LENGTH.size:
+            (size,) = ENTRY_LENGTH.unpack_from(self._entries, at)
             if size > 2 * LINE_BYTES_MAX:
                 raise ProtocolError(f"an entry of the recording has {size:,} bytes")
-            if len(self._entries) - at - _LENGTH.size < size:
+            if len(self._entries) - at - ENTRY_LENGTH.size < size:
                 break
-            at += _LENGTH.size
+            at += ENTRY_LENGTH.size
             self._take_entry(bytes(self._entries[at : at + size]))
             at += size
         del self._entries[:at]

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import shutil
-import struct
 import time
 from collections import Counter
 from collections.abc import AsyncGenerator, Callable, Iterator
@@ -24,6 +23,7 @@ import structlog
 
 from executor_api.limits import PIECE_BYTES
 from executor_api.messages import write
+from executor_api.recordings import ENTRY_LENGTH
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api.recordings.files import (
@@ -48,7 +48,6 @@ RECORDINGS_MAX = 10_000
 """Recordings of a tenant, and of an answer to ListRecordings: the newest."""
 READERS_MAX = 4
 """Recordings that one tenant may read at one time."""
-_LENGTH = struct.Struct("<I")
 
 _log = structlog.get_logger(__name__)
 
@@ -314,7 +313,7 @@ def _parts(
     ended, piece = about.ended or goes_on, bytearray()
     for kind, body in snapshot.records():
         if kind == ENTRY:
-            piece += _LENGTH.pack(len(body)) + body
+            piece += ENTRY_LENGTH.pack(len(body)) + body
             while len(piece) >= PIECE_BYTES:
                 yield service_pb.GetRecordingResponse(entries=bytes(piece[:PIECE_BYTES]))
                 del piece[:PIECE_BYTES]

@@ -31,9 +31,8 @@ def _known(promise_ids: tuple[str, ...]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Proof:
-    """A test, its backend, and the promises that it proves there; `instead`: the behaviour in place of a promise."""
+    """A test's backend, and the promises that it proves there; `instead`: the behaviour in place of a promise."""
 
-    test: str
     backend: str
     promise_ids: tuple[str, ...]
     instead: bool
@@ -45,7 +44,7 @@ def proof_of(item: pytest.Function) -> Proof | None:
     replaced = _named(item, "instead")
     if not proved and not replaced:
         return None
-    return Proof(item.nodeid, backend_of(item), replaced or proved, bool(replaced))
+    return Proof(backend_of(item), replaced or proved, bool(replaced))
 
 
 def belongs(item: pytest.Function) -> bool:

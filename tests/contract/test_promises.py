@@ -8,20 +8,19 @@ import pytest
 
 from tests.contract.inside import absent
 from tests.contract.marks import proof_of
-from tests.contract.promises import BACKENDS, BY_ID, PROMISES, TOPICS
+from tests.contract.promises import BACKENDS, BY_ID, PROMISES, TOPICS, unproved
+
+HERE = Path(__file__).parent
 
 
-def test_every_test_of_the_suite_proves_something(request: pytest.FixtureRequest) -> None:
-    """Checks the tests that are collected now."""
-    silent = [
-        item.nodeid
-        for item in request.session.items
-        if isinstance(item, pytest.Function)
-        and item.path.parent == Path(__file__).parent
-        and item.path != Path(__file__)
-        and proof_of(item) is None
-    ]
-    assert silent == []
+def test_every_test_proves_a_promise_and_every_promise_has_its_tests(request: pytest.FixtureRequest) -> None:
+    """Checks the tests that are collected now; the promises, when those are all of the contract."""
+    ours = [item for item in request.session.items if isinstance(item, pytest.Function) and item.path.parent == HERE]
+    proofs = {item: proof_of(item) for item in ours if item.path != Path(__file__)}
+    assert [item.nodeid for item, proof in proofs.items() if proof is None] == []
+    if {item.path for item in ours} == set(HERE.glob("test_*.py")):
+        proved = [proof for proof in proofs.values() if proof is not None]
+        assert unproved((name, proof.backend, proof.instead) for proof in proved for name in proof.promise_ids) == []
 
 
 def test_the_table_is_whole() -> None:

@@ -110,7 +110,6 @@ class Executions:
         # the end of the pipes wakes the supervisor, too.
         self._streams.disconnect()
         self._send(ended, error + output)
-        self._streams.prepare()
 
     def _warnings(self, program: RunProgram) -> dict[int, Callable[[], None]]:
         """Returns the warnings that a budget is nearly spent, by the operation at which each is due."""

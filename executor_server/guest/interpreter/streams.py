@@ -36,7 +36,6 @@ class Streams:
         """Makes new stream objects: the last program may have closed or broken its own."""
         self._stdout = sys.stdout = sys.__stdout__ = _stream(1)  # type: ignore[misc]
         self._stderr = sys.stderr = sys.__stderr__ = _stream(2)  # type: ignore[misc]
-        self._is_new = True
 
     def put_back(self) -> None:
         """Restores the objects of the last `renew`, which imports may have replaced."""
@@ -52,30 +51,12 @@ class Streams:
             for fd in self._idle:
                 os.set_inheritable(fd, False)
         _dup2(self.null, 0)  # a program that closed it would open its next file as stdin
-        if not self._is_new or not self._in_place():
-            self.renew()
-        self._is_new = False
+        self.renew()
 
     def disconnect(self) -> None:
         """Ends a run: this process lets go of its pipes."""
         for fd, number in zip(self._idle, (1, 2)):
             _dup2(fd, number)
-
-    def prepare(self) -> None:
-        """Makes the stream objects of the next program ahead, while no client waits."""
-        try:
-            self.renew()
-        except Exception:  # noqa: BLE001 (the program broke what they are made of: the next one will say so)
-            self._is_new = False
-
-    def _in_place(self) -> bool:
-        """True when nothing has replaced or closed the new objects between two programs."""
-        ours = (self._stdout, self._stderr)
-        return (
-            (sys.stdout, sys.stderr) == ours
-            and (sys.__stdout__, sys.__stderr__) == ours
-            and not any(each.closed for each in ours)
-        )
 
     def forget_idle(self) -> None:
         """Closes the idle pipes in a copy of the interpreter; its first run brings new ones."""

@@ -29,9 +29,13 @@ _ESTABLISHED = b"HTTP/1.1 200 Connection established\r\n\r\n"
 
 
 class Connection:
-    """Owned by its session, which runs `run` in a task. It is the tunnel that a terminator is given."""
+    """Owned by its session, which runs `run` in a task. It is the tunnel that a terminator is given (protocols.py).
 
-    allowed: Allowed
+    Room is requested directly before bytes are read, and they are counted directly after: connections of a session
+    share its bounds, and nothing may come between. Bytes that are not read are not lost, they wait at their sender.
+    """
+
+    allowed: Allowed  # with the rule's secrets
     target: Target
 
     def __init__(self, session: Session, sock: socket.socket, number: int) -> None:
@@ -50,10 +54,10 @@ class Connection:
         self.decided = False  # it has a target and a rule
         self.has_place = False  # one of those that the session's rules limit
         self.session_id = session.session_id
-        self.client = sock
-        self.buffered = b""
+        self.client = sock  # non-blocking
+        self.buffered = b""  # sent by the client behind the head of its CONNECT; usually nothing
         self.address = ""
-        self.secret_used = ""
+        self.secret_used = ""  # the header's name once a secret was sent
 
     # ------------------------------------------------------------------------------------------------------------------
     # Called by its session
@@ -269,10 +273,11 @@ class Connection:
         }
 
     # ------------------------------------------------------------------------------------------------------------------
-    # Counts of a splice, an exchange and a terminator (protocols.Tunnel)
+    # For a splice, an exchange and a terminator
 
     @property
     def upstream(self) -> socket.socket:
+        """Non-blocking, connected to a classified address of the target."""
         assert self._upstream is not None
         return self._upstream.sock
 
@@ -284,12 +289,15 @@ class Connection:
         return self.share.create_task(work)
 
     def send_room(self) -> int:
+        """Bytes of the client that may be read now; 0 while the session's window is shut. Raises Ended when the session
+        has sent all that its rules allow."""
         return self._session.account.send_room()
 
     def receive_room(self) -> int:
         return self._session.account.receive_room()
 
     async def room_opened(self) -> None:
+        """Returns once there may be room again, where there was none."""
         future = self._loop.create_future()
 
         def wake() -> None:
@@ -303,6 +311,7 @@ class Connection:
             self.forget(wake)
 
     def call_when_open(self, callback: Callable[[], None]) -> None:
+        """Calls back once there may be room again. The same callback twice is one."""
         self._session.account.call_when_open(callback)
 
     def forget(self, callback: Callable[[], None]) -> None:
@@ -317,6 +326,7 @@ class Connection:
         self._session.account.count_received(count)
 
     async def dial(self) -> Dialled:
+        """Another connection to the same target, resolved and classified again. Raises Refusal."""
         dialer = self._session.dialer
         return await dialer.connect(self.target, await dialer.find(self.target))
 

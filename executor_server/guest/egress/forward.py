@@ -17,11 +17,12 @@ from . import reasons
 from .endpoint import Endpoint, LoopShare
 from .head import Head, LineLimit
 from .host_names import Target
-from .protocols import Meter
 from .refusals import Ended, Refusal, shown
 
 if TYPE_CHECKING:
     from h11._headers import Headers as ReceivedHeaders
+
+    from .connection import Connection
 
 # Servers send larger heads than clients: cookies, content security policies.
 RESPONSE_HEAD_BYTES = 65536
@@ -102,7 +103,7 @@ class Exchange:
     """A request and its response, between two endpoints that stay the caller's."""
 
     def __init__(
-        self, client: Endpoint, upstream: Endpoint, head: Head, meter: Meter, *, in_tunnel: bool = False
+        self, client: Endpoint, upstream: Endpoint, head: Head, meter: Connection, *, in_tunnel: bool = False
     ) -> None:
         self._asks_to_switch = in_tunnel and asks_for_websocket(head.request)
         self._client = client

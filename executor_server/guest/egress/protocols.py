@@ -6,19 +6,14 @@ secrets are set, a terminator of TLS.
 
 from __future__ import annotations
 
-import asyncio
 import socket
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Coroutine, Dict, NamedTuple, Optional, Protocol, Sequence, TypeVar
+from typing import TYPE_CHECKING, Any, Dict, NamedTuple, Optional, Protocol, Sequence
 
 from .host_names import Target
-from .host_rules import Allowed
-from .refusals import Refusal
 
 if TYPE_CHECKING:
-    from .accounts import WorkShare
-
-T = TypeVar("T")
+    from .connection import Connection
 
 
 class Unresolved(Exception):
@@ -113,69 +108,13 @@ class Dialled(NamedTuple):
     address: str
 
 
-class Meter(Protocol):
-    """Room for the bytes of one connection, and their count.
-
-    Room is asked for directly before bytes are read, and they are counted directly after: connections of a session
-    share its bounds, and nothing may come between. Bytes that are not read are not lost, they wait at their sender.
-    """
-
-    @property
-    def share(self) -> WorkShare:
-        """Counts the work of the session, and says when it has to wait."""
-
-    def create_task(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """Creates a task that takes part in the share."""
-
-    def send_room(self) -> int:
-        """Bytes of the client that may be read now; 0 while the session's window is shut. Raises Ended when the session
-        has sent all that its rules allow."""
-
-    def receive_room(self) -> int: ...
-
-    async def room_opened(self) -> None:
-        """Returns once there may be room again, where there was none."""
-
-    def call_when_open(self, callback: Callable[[], None]) -> None:
-        """Calls back once there may be room again. The same callback twice is one."""
-
-    def forget(self, callback: Callable[[], None]) -> None: ...
-
-    def count_sent(self, count: int) -> None:
-        """Counts bytes of the client."""
-
-    def count_received(self, count: int) -> None: ...
-
-
-class Tunnel(Meter, Protocol):
-    """A CONNECT that was answered with 200 and goes to a terminator of TLS instead of being spliced.
-
-    The engine keeps owning the connection: its records, its limits, its end. When its time is over, the rule goes or
-    the session ends, it cancels `terminate`. Bytes are the terminator's to count: it asks for room before it reads (as
-    splice.py and forward.py do), and lets Ended pass through. The engine closes `client` and `upstream` when
-    `terminate` is over (a second close is harmless); what `dial` gave belongs to the terminator.
-    """
-
-    session_id: str
-    target: Target
-    allowed: Allowed  # with the rule's secrets
-    client: socket.socket  # non-blocking, with no reader or writer on it
-    buffered: bytes  # sent by the client behind the head of its CONNECT; usually nothing
-    address: str
-    secret_used: str  # set it to the header's name once a secret was sent
-
-    @property
-    def upstream(self) -> socket.socket:
-        """Non-blocking, connected to a classified address of the target; nothing was sent."""
-
-    async def dial(self) -> Dialled:
-        """Another connection to the same target, resolved and classified again. Raises Refusal."""
-
-    async def deny(self, refusal: Refusal) -> None:
-        """Records the refusal of one request. The terminator answers it, and may go on."""
-
-
 class Terminator(Protocol):
-    async def terminate(self, tunnel: Tunnel) -> None:
-        """Serves the tunnel to its end. Raises Refusal when the connection as a whole is refused (the engine records
-        it, and sends nothing but its `parting`), Ended, and OSError or ssl.SSLError when it broke."""
+    async def terminate(self, tunnel: Connection) -> None:
+        """Serves a CONNECT that was answered with 200. Raises Refusal when the connection as a whole is refused (the
+        engine records it, and sends nothing but its `parting`), Ended, and OSError or ssl.SSLError when it broke.
+
+        The engine keeps owning the connection: its records, its limits, its end. When its time is over, the rule goes
+        or the session ends, it cancels this. The terminator asks for room before it reads, counts the bytes (as
+        splice.py and forward.py do), and lets Ended pass through. The engine closes `client` and `upstream`
+        afterwards (a second close is harmless); what `dial` gave belongs to the terminator.
+        """

@@ -17,6 +17,7 @@ import contextlib
 import h11
 
 from executor_server.guest.egress import reasons
+from executor_server.guest.egress.connection import Connection
 from executor_server.guest.egress.endpoint import DeadlinePassed, LoopShare
 from executor_server.guest.egress.forward import (
     MAX_INFORMATIONAL_RESPONSES,
@@ -30,7 +31,6 @@ from executor_server.guest.egress.forward import (
 )
 from executor_server.guest.egress.head import LineLimit, check_framing
 from executor_server.guest.egress.host_names import BadName, LiteralAddress, Target, parse_authority
-from executor_server.guest.egress.protocols import Tunnel
 from executor_server.guest.egress.refusals import Ended, Refusal, failure, response_to, shown
 from executor_server.network.proxy.request_secrets import Ambiguous, is_spelling_of, secrets_for
 from executor_server.network.proxy.secrets import SecretMissing, Secrets
@@ -53,7 +53,7 @@ class Client:
 
 
 class Exchange:
-    def __init__(self, tunnel: Tunnel, client: Client, servers: Servers, secrets: Secrets) -> None:
+    def __init__(self, tunnel: Connection, client: Client, servers: Servers, secrets: Secrets) -> None:
         self._tunnel = tunnel
         self._client = client
         self._servers = servers

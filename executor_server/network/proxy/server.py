@@ -29,10 +29,11 @@ import uvloop
 
 from executor_server.guest.egress import reasons
 from executor_server.guest.egress.addresses import AddressRules
+from executor_server.guest.egress.connection import Connection
 from executor_server.guest.egress.control_protocol import MAX_COMMAND_BYTES, ControlError, ControlServer, encode
 from executor_server.guest.egress.host_resolver import HostResolver
 from executor_server.guest.egress.own_addresses import OwnAddresses
-from executor_server.guest.egress.protocols import Resolver, Terminator, Tunnel
+from executor_server.guest.egress.protocols import Resolver, Terminator
 from executor_server.guest.egress.proxy import Proxy
 from executor_server.guest.egress.refusals import Refusal
 from executor_server.network.proxy.confinement import Confinement, confine
@@ -73,7 +74,7 @@ class Parts:
 class NoTerminator:
     """The terminator of a configuration without secrets."""
 
-    async def terminate(self, tunnel: Tunnel) -> None:
+    async def terminate(self, tunnel: Connection) -> None:
         """Raises Refusal."""
         message = f"requests to {tunnel.target} need a secret that the proxy does not have"
         raise Refusal(reasons.SECRET_MISSING, message)

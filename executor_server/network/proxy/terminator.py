@@ -11,8 +11,8 @@ import asyncio
 import ssl
 
 from executor_server.guest.egress import reasons
+from executor_server.guest.egress.connection import Connection
 from executor_server.guest.egress.endpoint import DeadlinePassed, Endpoint
-from executor_server.guest.egress.protocols import Tunnel
 from executor_server.guest.egress.refusals import Refusal
 from executor_server.network.proxy.authority import Authority
 from executor_server.network.proxy.exchange import Client, Exchange
@@ -35,7 +35,7 @@ class TlsTerminator:
         self._upstream = upstream
         self._secrets = secrets
 
-    async def terminate(self, tunnel: Tunnel) -> None:
+    async def terminate(self, tunnel: Connection) -> None:
         client = Client(await self._accept(tunnel))
         servers = Servers(tunnel, self._upstream)
         try:
@@ -47,7 +47,7 @@ class TlsTerminator:
         finally:
             servers.close()
 
-    async def _accept(self, tunnel: Tunnel) -> TlsStream:
+    async def _accept(self, tunnel: Connection) -> TlsStream:
         """Does the handshake with the sandbox: the server name must be the name of the CONNECT."""
         tunnel.count_sent(len(tunnel.buffered))
         stream = TlsStream(
@@ -69,7 +69,7 @@ class TlsTerminator:
         return stream
 
 
-def _refused(tunnel: Tunnel, server: NamedServer, error: ssl.SSLError) -> Refusal | OSError:
+def _refused(tunnel: Connection, server: NamedServer, error: ssl.SSLError) -> Refusal | OSError:
     """Returns a refusal of the name or TLS version; an OSError if the client itself broke off the handshake."""
     opening = f"the connection to {tunnel.target} was closed:"
     if server.refusal:

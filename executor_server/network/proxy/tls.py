@@ -20,7 +20,7 @@ _IDLE_READS = 4
 
 @dataclass(frozen=True)
 class Intake:
-    """The room for bytes from one side, and the function that counts them (protocols.Meter)."""
+    """The room for bytes from one side, and the function that counts them (guest/egress/connection.py)."""
 
     room: Callable[[], int]
     room_opened: Callable[[], Awaitable[None]]

@@ -8,9 +8,9 @@ import ssl
 import h11
 
 from executor_server.guest.egress import reasons
+from executor_server.guest.egress.connection import Connection
 from executor_server.guest.egress.endpoint import DeadlinePassed, Endpoint
 from executor_server.guest.egress.forward import RESPONSE_HEAD_BYTES
-from executor_server.guest.egress.protocols import Tunnel
 from executor_server.guest.egress.refusals import Refusal, shown
 from executor_server.network.proxy.tls import Intake, TlsStream
 
@@ -34,7 +34,7 @@ class Server:
 class Servers:
     """Owned by one terminated connection."""
 
-    def __init__(self, tunnel: Tunnel, context: ssl.SSLContext) -> None:
+    def __init__(self, tunnel: Connection, context: ssl.SSLContext) -> None:
         self._tunnel = tunnel
         self._context = context
         self._current: Server | None = None

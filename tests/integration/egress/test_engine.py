@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.protocols import Tunnel, Used
+from executor_server.guest.egress.connection import Connection
+from executor_server.guest.egress.protocols import Used
 from executor_server.guest.egress.refusals import Refusal
 from tests.support.certificates import Authority
 from tests.support.egress_engine import SESSION, SOON_S, Engine, Handler, Recorder, client_hello, echo, engine
@@ -730,9 +731,9 @@ class Terminating:
 
     def __init__(self, error: Exception | None = None, waits: bool = False) -> None:
         self.error, self.waits = error, waits
-        self.tunnels: list[Tunnel] = []
+        self.tunnels: list[Connection] = []
 
-    async def terminate(self, tunnel: Tunnel) -> None:
+    async def terminate(self, tunnel: Connection) -> None:
         self.tunnels.append(tunnel)
         tunnel.count_sent(3)
         tunnel.count_received(4)

@@ -228,27 +228,27 @@ class MinuteCount:
         return True
 
 
-class AcceptPace:
-    """A bucket of permits to accept a connection, which fills by itself."""
+class Bucket:
+    """A bucket of permits, which fills by itself: `per_s` each second, up to `burst`."""
 
-    def __init__(self, limits: Limits, now: float) -> None:
-        self._burst = float(limits.accept_burst)
-        self._per_s = limits.accepts_per_s
-        self._permits = self._burst
+    def __init__(self, per_s: float, burst: float, now: float) -> None:
+        self._burst = burst
+        self._per_s = per_s
+        self._permits = burst
         self._filled_at = now
 
-    def at_least(self, new_connections_per_minute: int) -> None:
+    def widen(self, new_connections_per_minute: int) -> None:
         """Does not slow down a policy that grants many connections: the pace is twice what it grants."""
         self._per_s = max(self._per_s, min(_FASTEST_PER_S, 2 * new_connections_per_minute / _MINUTE_S))
         more = max(0.0, min(_FASTEST_PER_S, new_connections_per_minute) - self._burst)
         self._burst += more
         self._permits += more
 
-    def take(self, now: float) -> float:
-        """Seconds to wait for the next permit; 0 when one was taken."""
+    def wait_s(self, now: float) -> float:
+        """Returns the seconds to wait for the next permit; 0 if there is one."""
         self._permits = min(self._burst, self._permits + (now - self._filled_at) * self._per_s)
         self._filled_at = now
-        if self._permits >= 1:
-            self._permits -= 1
-            return 0.0
-        return (1 - self._permits) / self._per_s
+        return max(0.0, (1 - self._permits) / self._per_s)
+
+    def take(self) -> None:
+        self._permits -= 1

@@ -41,6 +41,7 @@ import socket
 import time
 from typing import Any, Awaitable, Callable, Dict, Iterator, Optional
 
+from .accounts import Bucket
 from .host_names import Target
 from .host_rules import Rules
 from .protocols import Used
@@ -102,25 +103,6 @@ def _decode(line: bytes) -> Message:
     return message
 
 
-class _Bucket:
-    """Grants `rate` per second, and `burst` at once."""
-
-    def __init__(self, rate: float, burst: float) -> None:
-        self._rate = rate
-        self._burst = burst
-        self._level = burst
-        self._at = time.monotonic()
-
-    def has(self) -> bool:
-        now = time.monotonic()
-        self._level = min(self._burst, self._level + (now - self._at) * self._rate)
-        self._at = now
-        return self._level >= 1
-
-    def take(self) -> None:
-        self._level -= 1
-
-
 class ControlServer:
     """Carries out commands on a proxy, whose Reporter it is. Every command comes from a trusted daemon.
 
@@ -135,8 +117,8 @@ class ControlServer:
         self._unacknowledged: Dict[int, "asyncio.Future[None]"] = {}
         self._asked: Dict[int, "asyncio.Future[str]"] = {}
         self._numbers = 0
-        self._all_denials = _Bucket(ALL_DENIALS_PER_S, ALL_DENIALS_BURST)
-        self._denials: Dict[str, _Bucket] = {}
+        self._all_denials = Bucket(ALL_DENIALS_PER_S, ALL_DENIALS_BURST, time.monotonic())
+        self._denials: Dict[str, Bucket] = {}
         self._uncounted: Dict[str, int] = {}
         self._count_timer: Optional[asyncio.TimerHandle] = None
 
@@ -269,10 +251,10 @@ class ControlServer:
         )
 
     async def denied(self, session_id: str, denial: Dict[str, Any]) -> None:
-        own = self._denials.get(session_id)
+        now, own = time.monotonic(), self._denials.get(session_id)
         if own is None:
-            own = self._denials[session_id] = _Bucket(DENIALS_PER_S, DENIALS_BURST)
-        if not (own.has() and self._all_denials.has()) or self._backlog_bytes() > BEHIND_BYTES:
+            own = self._denials[session_id] = Bucket(DENIALS_PER_S, DENIALS_BURST, now)
+        if own.wait_s(now) or self._all_denials.wait_s(now) or self._backlog_bytes() > BEHIND_BYTES:
             self._uncounted[session_id] = self._uncounted.get(session_id, 0) + 1
             if self._count_timer is None:
                 self._count_timer = asyncio.get_running_loop().call_later(_COUNT_S, self._report_all_uncounted)

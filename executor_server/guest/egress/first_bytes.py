@@ -71,9 +71,9 @@ class FirstBytes:
                     self._message += piece
                     self._take_messages()
                 elif not self._was_checked:
-                    raise _Unreadable(reasons.SERVER_NAME, "its ClientHello can't be read")
+                    raise _Unreadable("its ClientHello can't be read")
         except _Unreadable as error:
-            raise self._refused(error.reason, error.clause) from error
+            raise self._refused(reasons.SERVER_NAME, str(error)) from error
         if self._was_checked and not self._message:
             self._held_bytes = 0
             return True
@@ -91,7 +91,7 @@ class FirstBytes:
         while len(self._message) >= _MESSAGE_HEAD_BYTES:
             size = _MESSAGE_HEAD_BYTES + int.from_bytes(self._message[1:_MESSAGE_HEAD_BYTES], "big")
             if self._message[0] != _CLIENT_HELLO:
-                raise _Unreadable(reasons.SERVER_NAME, "its ClientHello can't be read")
+                raise _Unreadable("its ClientHello can't be read")
             if len(self._message) < size:
                 return
             self._check(_Hello(self._message[:size]))
@@ -119,10 +119,7 @@ class FirstBytes:
 
 
 class _Unreadable(Exception):
-    def __init__(self, reason: str, clause: str) -> None:
-        super().__init__(clause)
-        self.reason = reason
-        self.clause = clause
+    """The stream is no TLS; the message is a clause."""
 
 
 class _Server(ssl.SSLObject):
@@ -182,7 +179,7 @@ class _Records:
                 self._kind, major, _, *length = self._head
                 self._left, self._head = int.from_bytes(length, "big"), b""
                 if self._kind not in _RECORD_TYPES or major != 3 or self._left > _ENCRYPTED_BYTES:
-                    raise _Unreadable(reasons.SERVER_NAME, "it sends something else than TLS")
+                    raise _Unreadable("it sends something else than TLS")
             piece = data[at : at + self._left]
             at += len(piece)
             self._left -= len(piece)

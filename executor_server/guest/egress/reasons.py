@@ -36,37 +36,12 @@ RULE_GONE = "rule_gone"
 SESSION_ENDED = "session_ended"
 PROXY_ENDED = "proxy_ended"
 
-REFUSALS = frozenset(
-    {
-        BAD_REQUEST,
-        BAD_NAME,
-        ADDRESS_LITERAL,
-        NOT_ALLOWED,
-        DENIED,
-        NOT_APPROVED,
-        HEAD_TIMEOUT,
-        HEAD_TOO_LARGE,
-        TOO_MANY_CONNECTIONS,
-        TOO_MANY_NEW,
-        SENT_BYTES,
-        RECEIVED_BYTES,
-        TENANT_QUOTA,
-        UNRESOLVED,
-        RESOLVER_TIMEOUT,
-        REFUSED_ADDRESS,
-        UNREACHED,
-        SERVER_NAME,
-        OLD_TLS,
-        UPSTREAM_CERTIFICATE,
-        AMBIGUOUS_PATH,
-        MISDIRECTED,
-        SECRET_MISSING,
-        PROXY_FAILED,
-    }
-)
+_ONLY_ENDS = frozenset({ENDED, BROKEN, TIME_LIMIT, RULE_GONE, SESSION_ENDED, PROXY_ENDED})
+REFUSALS = frozenset(value for name, value in globals().items() if name.isupper() and name[0] != "_") - _ONLY_ENDS
 # The second line: refusals of what came through a connection that was made.
 ENDS = frozenset(
-    {ENDED, BROKEN, TIME_LIMIT, RULE_GONE, SESSION_ENDED, PROXY_ENDED, SENT_BYTES, RECEIVED_BYTES, TENANT_QUOTA}
+    {SENT_BYTES, RECEIVED_BYTES, TENANT_QUOTA}
     | {BAD_REQUEST, HEAD_TIMEOUT, HEAD_TOO_LARGE, UNREACHED, SERVER_NAME, OLD_TLS, MISDIRECTED}
     | {UPSTREAM_CERTIFICATE, AMBIGUOUS_PATH, PROXY_FAILED}
+    | _ONLY_ENDS
 )

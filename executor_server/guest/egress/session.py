@@ -14,7 +14,7 @@ from typing import Dict, Optional, Set
 
 from . import reasons
 from .accepting import AcceptInterrupted, Acceptor
-from .accounts import AcceptPace, ByteAccount, MinuteCount, Room, WorkShare
+from .accounts import Bucket, ByteAccount, MinuteCount, Room, WorkShare
 from .connection import Connection
 from .dial import Dialer
 from .host_names import Target
@@ -78,8 +78,8 @@ class Session:
         self._accepted = 0
         self.share = WorkShare()
         self._minute = MinuteCount()
-        self._pace = AcceptPace(limits, self._loop.time())
-        self._pace.at_least(rules.max_new_connections_per_minute)
+        self._pace = Bucket(limits.accepts_per_s, limits.accept_burst, self._loop.time())
+        self._pace.widen(rules.max_new_connections_per_minute)
         self._interruptions = 0
         self._exhausted = ""
         self._ending = False  # or given up
@@ -101,7 +101,7 @@ class Session:
         """Takes other rules. Connections that they do not allow, or allow otherwise, end at once."""
         self.rules = rules
         self.account.set_rules(rules)
-        self._pace.at_least(rules.max_new_connections_per_minute)
+        self._pace.widen(rules.max_new_connections_per_minute)
         for target, asked in self._asked.items():
             decision = rules.decide(target)
             if isinstance(decision, Refused):
@@ -290,9 +290,10 @@ class Session:
         if not self._room.has_place(len(self._connections)):
             self._pause(_EXHAUSTED_PAUSE_S)
             return
-        if pause_s := self._pace.take(self._loop.time()):
+        if pause_s := self._pace.wait_s(self._loop.time()):
             self._pause(pause_s)
             return
+        self._pace.take()
         if os.get_blocking(self._listener.fileno()):  # only its other holder does that, and only for harm
             self._give_up()
             return

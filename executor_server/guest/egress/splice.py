@@ -14,13 +14,16 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from typing import Callable, Optional
+from typing import TYPE_CHECKING, Callable, Optional
 
 from . import reasons
 from .endpoint import CHUNK_BYTES
 from .first_bytes import FirstBytes
-from .protocols import Limits, Meter
+from .protocols import Limits
 from .refusals import Ended, Refusal
+
+if TYPE_CHECKING:
+    from .connection import Connection
 
 _BUFFER = bytearray(CHUNK_BYTES)
 _VIEW = memoryview(_BUFFER)
@@ -42,7 +45,7 @@ class Splice:
         self,
         client: socket.socket,
         upstream: socket.socket,
-        meter: Meter,
+        meter: Connection,
         first_bytes: Optional[FirstBytes],
         limits: Limits,
     ) -> None:
@@ -52,7 +55,7 @@ class Splice:
         self._up = _Pump(self, client, upstream, meter, meter.send_room, meter.count_sent)
         self._down = _Pump(self, upstream, client, meter, meter.receive_room, meter.count_received)
         self._up.first_bytes = self._down.answers = first_bytes
-        self._over = False
+        self.over = False
         self._head_timer: Optional[asyncio.TimerHandle] = None
         self._half_closed_timer: Optional[asyncio.TimerHandle] = None
         self._moved_before = 0
@@ -69,7 +72,7 @@ class Splice:
             self._stop()
 
     def _stop(self) -> None:
-        self._over = True
+        self.over = True
         self._up.stop()
         self._down.stop()
         for timer in (self._head_timer, self._half_closed_timer):
@@ -77,10 +80,6 @@ class Splice:
                 timer.cancel()
 
     # Called by the pumps.
-
-    @property
-    def over(self) -> bool:
-        return self._over
 
     def end(self, error: Exception) -> None:
         """Ends both directions now, and not when `run` goes on: no byte may pass behind one that was refused."""
@@ -137,7 +136,7 @@ class _Pump:
         splice: Splice,
         source: socket.socket,
         sink: socket.socket,
-        meter: Meter,
+        meter: Connection,
         room: Callable[[], int],
         count: Callable[[int], None],
     ) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.accounts import AcceptPace, ByteAccount, MinuteCount
+from executor_server.guest.egress.accounts import Bucket, ByteAccount, MinuteCount
 from executor_server.guest.egress.endpoint import CHUNK_BYTES
 from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.host_rules import Rules
@@ -115,10 +115,17 @@ def test_no_minute_has_more_than_its_limit() -> None:
 
 
 def test_accepting_is_paced_behind_a_burst_and_faster_for_those_who_may_connect_more() -> None:
-    pace = AcceptPace(Limits(accept_burst=2, accepts_per_s=10), now=0)
-    assert (pace.take(0), pace.take(0)) == (0, 0)
-    assert pace.take(0) == pytest.approx(0.1)
-    assert pace.take(0.1) == 0
-    pace.at_least(6000)  # a minute: 100 a second, and twice that
-    assert sum(pace.take(0.1) == 0 for _ in range(5000)) == 1998  # the largest burst there is, without the first two
-    assert pace.take(0.1) == pytest.approx(0.005)
+    pace = Bucket(per_s=10, burst=2, now=0)
+
+    def takes(now: float) -> bool:
+        wait_s = pace.wait_s(now)
+        if not wait_s:
+            pace.take()
+        return not wait_s
+
+    assert [takes(0), takes(0), takes(0)] == [True, True, False]
+    assert pace.wait_s(0) == pytest.approx(0.1)
+    assert takes(0.1)
+    pace.widen(6000)  # a minute: 100 a second, and twice that
+    assert sum(takes(0.1) for _ in range(5000)) == 1998  # the largest burst there is, without the first two
+    assert pace.wait_s(0.1) == pytest.approx(0.005)

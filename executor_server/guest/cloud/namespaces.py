@@ -41,7 +41,6 @@ import select
 import signal
 import sys
 import time
-from struct import pack
 
 from ..wire import kernel, privileges, rlimits
 from ..wire.lean import dumps, loads, socket
@@ -65,8 +64,6 @@ _HOSTNAME = "sandbox"
 
 # The largest number of 32 bits means "leave it unchanged" to setresuid(2).
 _MAX_ID = 2**32 - 1
-
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 
 _STDERR_BYTES = 4096
 _F_ADD_SEALS = 1033
@@ -324,9 +321,7 @@ def _bring_loopback_up(_inside: _Inside) -> None:
     127.0.0.1 is the sandbox's own from `_make_namespaces` on. The cloud's agent listens on the machine's loopback, a
     different device. Before `_become_user`, since it needs CAP_NET_ADMIN.
     """
-    with_kernel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    fcntl.ioctl(with_kernel.fileno(), _SIOCSIFFLAGS, pack("16sh14x", b"lo", _IFF_UP))
-    with_kernel.close()
+    kernel.bring_up_loopback()
 
 
 def _limit_resources(inside: _Inside) -> None:

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import os
 import sys
-from struct import pack
 
 from ..wire import kernel, privileges, rlimits
 from ..wire.fork_server_messages import FAILED, HERE, MAX_PLAN_FDS, PACKET_BYTES, SERVE, SERVING
@@ -33,7 +32,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
 _DEVPTS_OPTIONS = "newinstance,ptmxmode=0666,mode=620,max=64"
 # Limits on inotify, which the kernel also counts for the owner of the fork server's namespaces; and no namespaces below
 # this one.
@@ -153,11 +151,7 @@ def _make_namespaces(_child: _Child) -> None:
 
 def _bring_up(_child: _Child) -> None:
     """Brings up loopback, while it has the rights. The host name is a copy of the fork server's."""
-    with_kernel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
-    import fcntl
-
-    fcntl.ioctl(with_kernel.fileno(), _SIOCSIFFLAGS, pack("16sh14x", b"lo", _IFF_UP))
-    with_kernel.close()
+    kernel.bring_up_loopback()
 
 
 def _mount_proc(child: _Child) -> None:

@@ -7,7 +7,11 @@ and the fork server. The guest of a sandbox that was made otherwise does not imp
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import os
+import struct
+
+from .lean import socket
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,7 +45,10 @@ _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 _OPEN_TREE, _MOVE_MOUNT, _CLOSE_RANGE, _MOUNT_SETATTR = 428, 429, 436, 442
 _LAST_DESCRIPTOR = 2**32 - 1
 
-_libc: Any = ctypes.CDLL(None, use_errno=True)
+# linux/sockios.h, linux/if.h
+_SIOCSIFFLAGS, _IFF_UP = 0x8914, 1
+
+libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 class _MountAttributes(ctypes.Structure):
@@ -57,17 +64,17 @@ class _MountAttributes(ctypes.Structure):
 
 def unshare(namespaces: int) -> None:
     """Moves this process into new namespaces. Raises OSError, as do all functions here."""
-    _check(_libc.unshare(ctypes.c_int(namespaces)))
+    check(libc.unshare(ctypes.c_int(namespaces)))
 
 
 def enter_namespace(fd: int, kind: int) -> None:
     """Moves this process, or for a pid namespace its future children, into an existing namespace."""
-    _check(_libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
+    check(libc.setns(ctypes.c_int(fd), ctypes.c_int(kind)))
 
 
 def mount(source: str, target: str, kind: Optional[str] = None, flags: int = 0, options: str = "") -> None:
-    _check(
-        _libc.mount(
+    check(
+        libc.mount(
             os.fsencode(source),
             os.fsencode(target),
             None if kind is None else kind.encode(),
@@ -80,7 +87,7 @@ def mount(source: str, target: str, kind: Optional[str] = None, flags: int = 0, 
 
 def unmount(target: str) -> None:
     """Detaches a mount, even one in use."""
-    _check(_libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)), target)
+    check(libc.umount2(os.fsencode(target), ctypes.c_int(_MNT_DETACH)), target)
 
 
 def copy_mounts(path: str) -> int:
@@ -89,7 +96,7 @@ def copy_mounts(path: str) -> int:
     Linux 5.2. The copy belongs to no mount namespace yet, so another user namespace can mount it.
     """
     flags = ctypes.c_uint(_OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_RECURSIVE)
-    return _check(_libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), flags), path)
+    return check(libc.syscall(ctypes.c_long(_OPEN_TREE), ctypes.c_int(_AT_FDCWD), os.fsencode(path), flags), path)
 
 
 def set_mount_attributes(fd: int, attributes: int) -> None:
@@ -97,14 +104,14 @@ def set_mount_attributes(fd: int, attributes: int) -> None:
     values = _MountAttributes(attributes, 0, MS_PRIVATE, 0)
     flags = ctypes.c_uint(_AT_EMPTY_PATH | _AT_RECURSIVE)
     size = ctypes.c_size_t(ctypes.sizeof(values))
-    _check(_libc.syscall(ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(fd), b"", flags, ctypes.byref(values), size))
+    check(libc.syscall(ctypes.c_long(_MOUNT_SETATTR), ctypes.c_int(fd), b"", flags, ctypes.byref(values), size))
 
 
 def mount_copy(fd: int, target: str) -> None:
     """Mounts a copy at `target`."""
     here, flags = ctypes.c_int(_AT_FDCWD), ctypes.c_uint(_MOVE_MOUNT_F_EMPTY_PATH)
-    _check(
-        _libc.syscall(ctypes.c_long(_MOVE_MOUNT), ctypes.c_int(fd), b"", here, os.fsencode(target), flags),
+    check(
+        libc.syscall(ctypes.c_long(_MOVE_MOUNT), ctypes.c_int(fd), b"", here, os.fsencode(target), flags),
         target,
     )
 
@@ -116,21 +123,29 @@ def enter_root(directory: str) -> None:
         raise OSError(f"the number of pivot_root is not known for {machine}")
     os.chdir(directory)
     # pivot_root(".", ".") stacks the old root on the new one, without a directory for it. Then it is detached.
-    _check(_libc.syscall(ctypes.c_long(_PIVOT_ROOT[machine]), b".", b"."), directory)
-    _check(_libc.umount2(b".", ctypes.c_int(_MNT_DETACH)))
+    check(libc.syscall(ctypes.c_long(_PIVOT_ROOT[machine]), b".", b"."), directory)
+    check(libc.umount2(b".", ctypes.c_int(_MNT_DETACH)))
     os.chdir("/")
+
+
+def bring_up_loopback() -> None:
+    """Brings up loopback in this process's network namespace."""
+    with_kernel = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    fcntl.ioctl(with_kernel.fileno(), _SIOCSIFFLAGS, struct.pack("16sh14x", b"lo", _IFF_UP))
+    with_kernel.close()
 
 
 def close_descriptors_from(first: int) -> None:
     """Closes every descriptor from `first` on. Linux 5.9."""
-    _check(
-        _libc.syscall(
+    check(
+        libc.syscall(
             ctypes.c_long(_CLOSE_RANGE), ctypes.c_uint(first), ctypes.c_uint(_LAST_DESCRIPTOR), ctypes.c_uint(0)
         )
     )
 
 
-def _check(result: int, path: Optional[str] = None) -> int:
+def check(result: int, path: Optional[str] = None) -> int:
+    """Returns the result of a system call. Raises OSError if it failed."""
     if result < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number), path)

@@ -8,8 +8,9 @@ callers explain theirs.
 from __future__ import annotations
 
 import ctypes
-import os
 import signal
+
+from .kernel import check, libc
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,8 +28,6 @@ _MAX_INSTRUCTIONS = 4096  # BPF_MAXINSNS
 # linux/capability.h
 _CAPABILITY_VERSION_3 = 0x20080522
 _MAX_CAPABILITIES = 64
-
-_libc: Any = ctypes.CDLL(None, use_errno=True)
 
 
 class _FilterProgram(ctypes.Structure):
@@ -59,7 +58,7 @@ def drop_capabilities(kept: Collection[int] = ()) -> None:
     low, high = (sum(1 << bit % 32 for bit in kept if bit // 32 == word) for word in (0, 1))
     # Twice: effective, permitted, inheritable.
     sets = (ctypes.c_uint32 * 6)(low, low, 0, high, high, 0)
-    _check(_libc.capset(header, sets))
+    check(libc.capset(header, sets))
 
 
 def keep_capabilities() -> None:
@@ -99,14 +98,8 @@ def end_with_parent() -> None:
 
 def name_process(name: str) -> None:
     """Sets the name that `ps` shows for this process, at most 15 bytes of it."""
-    _check(_libc.prctl(ctypes.c_int(_PR_SET_NAME), name.encode(), 0, 0, 0))
+    check(libc.prctl(ctypes.c_int(_PR_SET_NAME), name.encode(), 0, 0, 0))
 
 
 def _prctl(option: int, value: int, pointer: Any = None) -> None:
-    _check(_libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), pointer or ctypes.c_ulong(0), 0, 0))
-
-
-def _check(result: int) -> None:
-    if result != 0:
-        number = ctypes.get_errno()
-        raise OSError(number, os.strerror(number))
+    check(libc.prctl(ctypes.c_int(option), ctypes.c_ulong(value), pointer or ctypes.c_ulong(0), 0, 0))

@@ -58,12 +58,8 @@ class SessionTools:
     def make(self, ship: ShipTools, packet: link.Packet) -> tuple[Answered, bytes]:
         """Makes tools from the received parts and places all of them. Returns the answer to the supervisor."""
         stubs, shipped = self._stubs(packet)
-        problems = ""
         try:
-            if ship.again:
-                made, problems = self._shipped.replace_again(shipped, stubs)
-            else:
-                made = self._shipped.replace(shipped, stubs)
+            made, problems = self._shipped.replace(shipped, stubs, again=ship.again)
         except ToolsRefused as refused:
             return Answered(ok=False, message=str(refused)[:MAX_ANSWER_CHARS]), dumps(refused.modules)
         self._place({**stubs, **made})

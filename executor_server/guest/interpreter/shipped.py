@@ -85,43 +85,31 @@ class ShippedTools:
         modules = {name: module for name, module in self._in_place.items() if name not in instead}
         self._settle(modules, {**self._offered, **instead})
 
-    def replace(self, specs: list[PlacedTool], stubs: dict[str, Any]) -> dict[str, Any]:
+    def replace(
+        self, specs: list[PlacedTool], stubs: dict[str, Any], *, again: bool = False
+    ) -> tuple[dict[str, Any], str]:
         """Makes the tools of the list and replaces all earlier ones; `stubs` are the session's other tools.
 
-        Raises ToolsRefused when one can't be made. The earlier tools then stay.
+        Raises ToolsRefused when one can't be made; the earlier tools then stay. `again`: they are made in a new
+        interpreter. Then those that can be made are kept, the others raise when they are called, and the reasons are
+        returned, too.
         """
         parts, self._parts = self._parts, {}
         failures, missing = self._find_missing(specs)
-        if failures:
+        if failures and not again:
             raise ToolsRefused(_listed(failures), missing)
         making = _Making()
         self._offer(stubs)
         made: dict[str, Any] = {}
-        for spec in specs:
+        for name, spec in ((spec.name, spec) for spec in specs if spec.name not in failures):
             try:
-                made[spec.name] = self._guarded(self._make, spec, parts, making)
+                made[name] = self._guarded(self._make, spec, parts, making)
             except BaseException as error:  # noqa: BLE001 (the border of the client's code)
-                making.undo()
-                self._offer(self._offered)
-                raise ToolsRefused(_listed({spec.name: _reason(error, spec.name)})) from None
-        self._settle(making.modules, {**stubs, **made})
-        return made
-
-    def replace_again(self, specs: list[PlacedTool], stubs: dict[str, Any]) -> tuple[dict[str, Any], str]:
-        """Makes the tools again in a new interpreter. Returns them, and the reasons for failures."""
-        parts, self._parts = self._parts, {}
-        failures, _ = self._find_missing(specs)
-        making = _Making()
-        self._offer(stubs)
-        made: dict[str, Any] = {}
-        for spec in specs:
-            name = spec.name
-            if name not in failures:
-                try:
-                    made[name] = self._guarded(self._make, spec, parts, making)
-                except BaseException as error:  # noqa: BLE001 (the border of the client's code)
-                    failures[name] = _reason(error, name)
-                    making.undo(name)
+                failures[name] = _reason(error, name)
+                making.undo(name if again else "")
+                if not again:
+                    self._offer(self._offered)
+                    raise ToolsRefused(_listed(failures)) from None
         made.update({name: Unmade(name, f"it could not be made again: {why}") for name, why in failures.items()})
         self._settle({name: each for name, each in making.modules.items() if name not in failures}, {**stubs, **made})
         return made, _listed(failures)

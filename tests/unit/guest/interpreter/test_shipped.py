@@ -53,10 +53,10 @@ class Tools:
         ]
 
     def make(self, stubs: dict[str, Any] | None = None, **sources: str) -> dict[str, Any]:
-        return self.shipped.replace(self.stage(sources, {}), stubs or {})
+        return self.shipped.replace(self.stage(sources, {}), stubs or {})[0]
 
     def make_again(self, modules: dict[str, list[str]] | None = None, **sources: str) -> tuple[dict[str, Any], str]:
-        return self.shipped.replace_again(self.stage(sources, modules or {}), {})
+        return self.shipped.replace(self.stage(sources, modules or {}), {}, again=True)
 
 
 def says(what: object) -> str:

@@ -21,15 +21,11 @@ from .start import Command, Streams, start_command
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional, Protocol, Union
+    from typing import Callable, Optional, Union
 
     from ..wire.guest_channel import Channel
     from ..wire.process_messages import StartProcess, WriteProcess
-
-    class Owner(Protocol):
-        """The table of processes, as one process needs it."""
-
-        def on_ended(self, process: Process, left: list[Pipe]) -> None: ...
+    from .table import Processes
 
     Source = Union[Pipe, "Terminal"]
 
@@ -65,7 +61,7 @@ class Terminal:
 class Process:
     """A process of the table."""
 
-    def __init__(self, request: StartProcess, channel: Channel, loop: Loop, owner: Owner) -> None:
+    def __init__(self, request: StartProcess, channel: Channel, loop: Loop, owner: Processes) -> None:
         self.process_id = request.id
         self.pid = 0
         self.ended = False

@@ -13,6 +13,7 @@ from __future__ import annotations
 import re
 import sys
 import time
+import weakref
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -160,23 +161,37 @@ class _Barred:
         yield Text("\n".join(f"| {part}" for part in parts), style="dim", no_wrap=True, overflow="ignore")
 
 
+_latest_display: weakref.ref[Any] | None = None
+"""The live display of rich that was seen last."""
+
+
 def _show(logger: Any, lines: _Barred | Text) -> None:
     """Logs the lines above text that another agent's model streams on the same terminal.
 
     While rich shows streamed text, it replaces `sys.stdout` and redraws the text below new output. Another console
     would write into the middle of it and be overwritten. So the display is locked meanwhile. Rich has no public lock;
     if its private lock is missing, a line may break.
+
+    A display that ends restores `sys.stdout` before it has written its text to the end. So the latest display is locked
+    even if it is no longer found there, and `sys.stdout` is read again under the lock.
     """
-    console, output = getattr(logger, "console", None), cast("Any", sys.stdout)
-    drawing = getattr(output, "_FileProxy__console", None)
-    display = next(iter(getattr(drawing, "_live_stack", ())), None)
-    with getattr(display, "_lock", nullcontext()):
-        if drawing in (None, console) or console is None or console.file is not output.rich_proxied_file:
+    global _latest_display
+    console = getattr(logger, "console", None)
+    for display in getattr(_drawing(sys.stdout), "_live_stack", ())[:1]:
+        _latest_display = weakref.ref(display)
+    with getattr(_latest_display and _latest_display(), "_lock", nullcontext()):
+        output = cast("Any", sys.stdout)
+        if _drawing(output) in (None, console) or console is None or console.file is not output.rich_proxied_file:
             logger.log(lines, level=LogLevel.INFO)
             return
         with console.capture() as captured:
             logger.log(lines, level=LogLevel.INFO)
         output.write(captured.get())
+
+
+def _drawing(output: object) -> Any:
+    """Returns the console that draws a live display where `output` would write; None if there is none."""
+    return getattr(output, "_FileProxy__console", None)
 
 
 def _states(line: str) -> list[str]:

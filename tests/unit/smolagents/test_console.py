@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import sys
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -174,6 +176,42 @@ def test_lines_stand_above_what_is_live_and_leave_it_whole() -> None:
         live.update("answer", refresh=True)
     rows = [row.rpartition("\x1b[2K")[2] for row in console.text().replace("\r", "").splitlines()]
     assert rows.index("| printed") < rows.index("answer") and rows[-1] in ("answer", "\x1b[?25h")
+
+
+class _Terminal(io.StringIO):
+    """Calls `at_answer` once, before a piece of text with the answer is written."""
+
+    at_answer: Callable[[], None] | None = None
+
+    def isatty(self) -> bool:
+        return True
+
+    def write(self, text: str) -> int:
+        if "answer" in text and (call := self.at_answer) is not None:
+            self.at_answer = None
+            call()
+        return super().write(text)
+
+
+def test_a_line_waits_for_the_last_text_of_another_agents_display(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A display that ends restores `sys.stdout` first. A line that came then was written into its last row."""
+    terminal = _Terminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    others = Console(width=40, force_terminal=True, color_system=None)
+    stream = LogStream(AgentLogger(console=Console(width=40, force_terminal=True, color_system=None)), 1000)
+    writer = threading.Thread(target=stream.feed, args=("late\n",))
+
+    def print_meanwhile() -> None:
+        writer.start()
+        writer.join(0.05)
+
+    with Live("thinking", console=others, auto_refresh=False) as live:
+        stream.feed("early\n")
+        live.update("answer")
+        terminal.at_answer = print_meanwhile
+    writer.join()
+    text = terminal.getvalue()
+    assert text.index("| early") < text.index("answer") < text.index("| late")
 
 
 def test_wait_is_one_line_that_steers_nothing() -> None:

@@ -38,7 +38,6 @@ from executor_client.aio_session import AsyncSession
 from executor_client.approvals import Approval, ApprovalDecision, OnApproval
 from executor_client.errors import (
     ExecutorClientError,
-    InvalidRequest,
     NotFoundError,
     PolicyViolationError,
     PreconditionError,
@@ -207,7 +206,7 @@ class AsyncExecutorClient(ShortRepr):
         try:
             awaited = requests.sandbox(request)
             with lease.creating(request.request_id):
-                response = await self._leased(lease, request, awaited)
+                response = await self._transport.call(request, awaited)
             is_made = True
             session = self._session(lease, convert.session_from_wire(response.session), made=True)
             session._prelude = request.prelude
@@ -270,7 +269,7 @@ class AsyncExecutorClient(ShortRepr):
         """
         lease = await self._answering_lease()
         request = requests.get_session(session_id, name, lease.lease_id)
-        response = await self._leased(lease, request)
+        response = await self._transport.call(request)
         return self._session(lease, convert.session_from_wire(response.session), made=False)
 
     async def list_sessions(self) -> list[SessionInfo]:
@@ -357,17 +356,6 @@ class AsyncExecutorClient(ShortRepr):
         if self._on_approval is not None and lease.approvals is not None:
             await run_blocking(lease.approvals.begin, off_loop(self._on_approval))
         return lease
-
-    async def _leased(self, lease: ClientLease, request: Any, awaited: Awaited | None = None) -> Any:
-        """Makes a call that names the lease, or without it if the daemon is too old to know leases."""
-        try:
-            response = await self._transport.call(request, awaited)
-        except InvalidRequest as error:
-            if not lease.is_refusal(request, error):
-                raise
-            response = await self._transport.call(request, awaited)
-            lease.unknown()
-        return response
 
     def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> AsyncSession:
         session = AsyncSession(self._transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)

@@ -37,7 +37,6 @@ from executor_client._sync import ClientLease, Transport, off_loop, on_disk, run
 from executor_client.approvals import Approval, ApprovalDecision, OnApproval
 from executor_client.errors import (
     ExecutorClientError,
-    InvalidRequest,
     NotFoundError,
     PolicyViolationError,
     PreconditionError,
@@ -206,7 +205,7 @@ class ExecutorClient(ShortRepr):
         try:
             awaited = requests.sandbox(request)
             with lease.creating(request.request_id):
-                response = self._leased(lease, request, awaited)
+                response = self._transport.call(request, awaited)
             is_made = True
             session = self._session(lease, convert.session_from_wire(response.session), made=True)
             session._prelude = request.prelude
@@ -269,7 +268,7 @@ class ExecutorClient(ShortRepr):
         """
         lease = self._answering_lease()
         request = requests.get_session(session_id, name, lease.lease_id)
-        response = self._leased(lease, request)
+        response = self._transport.call(request)
         return self._session(lease, convert.session_from_wire(response.session), made=False)
 
     def list_sessions(self) -> list[SessionInfo]:
@@ -356,17 +355,6 @@ class ExecutorClient(ShortRepr):
         if self._on_approval is not None and lease.approvals is not None:
             run_blocking(lease.approvals.begin, off_loop(self._on_approval))
         return lease
-
-    def _leased(self, lease: ClientLease, request: Any, awaited: Awaited | None = None) -> Any:
-        """Makes a call that names the lease, or without it if the daemon is too old to know leases."""
-        try:
-            response = self._transport.call(request, awaited)
-        except InvalidRequest as error:
-            if not lease.is_refusal(request, error):
-                raise
-            response = self._transport.call(request, awaited)
-            lease.unknown()
-        return response
 
     def _session(self, lease: ClientLease, info: SessionInfo, *, made: bool) -> Session:
         session = Session(self._transport, info, lease, max_concurrent_tools=self._max_concurrent_tools)

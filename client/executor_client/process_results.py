@@ -125,10 +125,6 @@ class PortRules(ShortRepr):
     """Connections of one session at one time."""
 
 
-NO_RULES, NO_PORTS = ProcessRules(), PortRules()
-"""For daemons that are too old to send rules."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class CompletedProcess(ShortRepr):
     """A command that has ended, with its output."""

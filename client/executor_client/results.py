@@ -14,7 +14,7 @@ from executor_client._core.arguments import checks_calls
 from executor_client._core.short_repr import ShortRepr, images_of, page_of, png_of
 from executor_client.errors import ExecutionFailed
 from executor_client.file_results import FileInfo
-from executor_client.process_results import NO_PORTS, NO_RULES, PortRules, ProcessRules
+from executor_client.process_results import PortRules, ProcessRules
 from executor_client.savepoint import Branch
 
 if TYPE_CHECKING:
@@ -450,8 +450,8 @@ class Policy(ShortRepr):
     packages: PackagesPolicy = PackagesPolicy()
     quotas: Quotas
     state: StateRules
-    processes: ProcessRules = NO_RULES
-    ports: PortRules = NO_PORTS
+    processes: ProcessRules = field(default_factory=ProcessRules)
+    ports: PortRules = field(default_factory=PortRules)
     ask_imports: tuple[str, ...] = ()
     """Imports that need an approval to be authorized."""
     ask_tools: tuple[str, ...] = ()

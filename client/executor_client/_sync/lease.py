@@ -16,12 +16,10 @@ import weakref
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
 
-from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core.endpoint import Endpoint
 from executor_client._core.transport_base import Timeouts
 from executor_client._sync.approvals import ApprovalWatch, HasSessionId
 from executor_client._sync.renewer import Closed, Collected, End, Hold, Renewer, TakeBack, new_future
-from executor_client.errors import InvalidRequest
 from executor_client.results import SessionInfo
 
 
@@ -30,12 +28,10 @@ class ClientLease:
 
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts, *, answers: bool = False) -> None:
         """`answers`: whether the client answers the approvals of its sessions."""
-        self._lease_id = secrets.token_hex(16)
+        self.lease_id = secrets.token_hex(16)
         self._pid = os.getpid()
-        self._renewer = Renewer(self._lease_id, endpoint, timeouts)
+        self._renewer = Renewer(self.lease_id, endpoint, timeouts)
         self.approvals = ApprovalWatch(endpoint, timeouts) if answers else None
-        self._confirmed = False  # the daemon has leased a session of ours
-        self._unknown = False  # the daemon is too old to know leases
         finalizer = weakref.finalize(self, self._renewer.post, End())
         finalizer.atexit = False  # see _end_all
         if self.approvals is not None:
@@ -46,25 +42,6 @@ class ClientLease:
         """True if the parent process created it before a fork."""
         return self._pid != os.getpid()
 
-    @property
-    def lease_id(self) -> str:
-        """The id for a request; empty if the daemon does not know leases."""
-        return "" if self._unknown else self._lease_id
-
-    def is_refusal(self, request: pb.CreateSessionRequest | pb.GetSessionRequest, error: InvalidRequest) -> bool:
-        """True if a daemon may have refused a request because of its unknown lease; removes the lease from `request`.
-
-        For such a daemon the unknown field makes the request malformed, and it does not name the field.
-        """
-        if not request.lease_id or self._confirmed or error.reason != "INVALID_FIELD":
-            return False
-        request.lease_id = ""
-        return True
-
-    def unknown(self) -> None:
-        """Records that a request only succeeded without the lease: this daemon does not know leases."""
-        self._unknown = True
-
     def hold(self, session: HasSessionId, info: SessionInfo, *, made: bool) -> None:
         """Records a session; its lease only if it is not detached.
 
@@ -74,7 +51,6 @@ class ClientLease:
             self.approvals.hold(session)
         if info.detached:
             return
-        self._confirmed = True
         self._renewer.post(Hold(info.session_id, made, info.limits.owner_grace_s or 0.0))
         finalizer = weakref.finalize(session, self._renewer.post, Collected(info.session_id))
         finalizer.atexit = False
@@ -85,8 +61,7 @@ class ClientLease:
 
     def closed(self, session_id: str) -> None:
         """Records that a session was deleted."""
-        if self._confirmed:
-            self._renewer.post(Closed(session_id))
+        self._renewer.post(Closed(session_id))
 
     def take_back(self, request_id: str) -> Future[None]:
         """Ends a session in the background after its CreateSession was given up. The future is done after that."""

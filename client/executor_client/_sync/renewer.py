@@ -124,11 +124,15 @@ class Renewer:
     # Called by the client's threads and by finalizers
 
     def post(self, job: _Job, *, start: bool = False) -> None:
-        """Queues a job for the thread. Does nothing in a forked child, whose objects are copies of the parent's."""
-        if self.pid != os.getpid():
+        """Queues a job for the thread, which `start` and the first session start; without one there is nothing to end.
+
+        Does nothing in a forked child, whose objects are copies of the parent's.
+        """
+        start = start or isinstance(job, Hold)
+        if self.pid != os.getpid() or (self._thread is None and not start):
             return
         self._jobs.put(job)
-        if start or isinstance(job, Hold):
+        if start:
             self._start()
 
     def _start(self) -> None:

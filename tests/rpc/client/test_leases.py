@@ -1,4 +1,4 @@
-"""A client says who owns its sessions, to a daemon that knows leases and to one of before there were any."""
+"""A client says who owns its sessions."""
 
 from __future__ import annotations
 
@@ -9,13 +9,8 @@ from typing import Any
 import grpc
 import pytest
 
-from executor_client import InvalidRequest
 from tests.support.fake_daemon import SESSION, FakeDaemon, Refusal
 from tests.support.polling import eventually
-
-UNKNOWN_FIELD = Refusal(
-    grpc.StatusCode.INVALID_ARGUMENT, "INVALID_FIELD", "the message has fields that this daemon does not know"
-)
 
 
 @pytest.fixture
@@ -50,34 +45,6 @@ def test_a_session_that_was_closed_costs_no_more_calls(client: Any, leasing: Fak
     client.create_session().close()
     client.close()
     assert leasing.names() == ["CreateSession", "DeleteSession"]
-
-
-def test_a_daemon_that_knows_no_leases_is_asked_without_and_keeps_its_own_rule(client: Any, daemon: FakeDaemon) -> None:
-    daemon.refusals["CreateSession"].append(UNKNOWN_FIELD)
-    session = client.create_session(labels={"a": "b"})
-    found = client.get_session(SESSION)
-    assert session.info.detached and found.info.detached
-    client.create_session()
-    client.close()
-    assert [(name, bool(request.lease_id)) for name, request in daemon.requests] == [
-        ("CreateSession", True),
-        ("CreateSession", False),
-        ("GetSession", False),
-        ("CreateSession", False),
-    ]
-
-
-def test_a_malformed_request_is_refused_all_the_same(client: Any, leasing: FakeDaemon) -> None:
-    """By a daemon that knows leases, so the next request names the lease again."""
-    leasing.refusals["CreateSession"].extend([UNKNOWN_FIELD, UNKNOWN_FIELD])
-    with pytest.raises(InvalidRequest):
-        client.create_session()
-    session = client.create_session()
-    assert not session.info.detached
-    leasing.refusals["CreateSession"].append(UNKNOWN_FIELD)
-    with pytest.raises(InvalidRequest):
-        client.create_session()
-    assert leasing.names().count("CreateSession") == 4
 
 
 def test_a_daemon_that_has_forgotten_the_lease_is_told_no_more(client: Any, leasing: FakeDaemon) -> None:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from executor_api.distributions import candidates, is_pythons
 from executor_server.core import PackagesSpec, Violation, ViolationKind
-from executor_server.policy.distributions import candidates, is_pythons
 from executor_server.policy.forms import value_of
 from executor_server.policy.lock_file import LockFile
 from executor_server.policy.packages_table import ANY_PACKAGE, PackagesTable

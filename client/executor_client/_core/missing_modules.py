@@ -9,7 +9,7 @@ import logging
 import threading
 from collections.abc import Iterable, Sequence
 
-from executor_client._core.distributions import distributions_of
+from executor_api.distributions import likeliest
 from executor_client.results import SessionInfo
 
 _log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ def refusal(info: SessionInfo, missing: Sequence[str], images: Sequence[str]) ->
 
     `images` are the policy's images.
     """
-    packages = ", ".join(f'"{name}"' for name in distributions_of(missing)[:_LISTED_MAX])
+    packages = ", ".join(f'"{name}"' for name in likeliest(missing)[:_LISTED_MAX])
     return (
         f"Non-installed authorized modules: {_listed(missing)}. The image {info.image!r} does not have them: "
         f"{_elsewhere(info, images)}ask for packages=[{packages}], which the policy must allow, "

@@ -71,10 +71,10 @@ def explaining(shipped: Mapping[str, Shipped]) -> Iterator[None]:
     try:
         yield
     except ModulesMissing as error:
-        from executor_client._core.distributions import distributions_of
+        from executor_api.distributions import likeliest
 
         # The daemon names the missing modules; these are the distributions of all modules that the tools import.
-        needed = distributions_of(module for tool in shipped.values() for module in tool.modules)
+        needed = likeliest(module for tool in shipped.values() for module in tool.modules)
         raise ModulesMissing(
             f"{error.message}. What these tools import is in the distributions {', '.join(needed)}: use an image that "
             'has them, a session with them as its packages, or the placement "host".',

@@ -16,7 +16,6 @@ import pytest
 
 from executor_api.values import decode
 from executor_client import InvalidRequest, ToolNotShippable
-from executor_client._core.distributions import distributions_of
 from executor_client._shipping import Shipped, ship
 from tests.support.interpreters import require_python
 from tests.support.shipped import odd, plain, refused
@@ -194,22 +193,6 @@ def test_what_is_nested_too_deeply_is_refused() -> None:
         inner = [inner]
     with pytest.raises(ToolNotShippable, match=r"too many objects|too deeply"):
         ship("t", functools.partial(len, inner), python="")
-
-
-@pytest.mark.parametrize(
-    ("modules", "distributions"),
-    [
-        (
-            ["PIL.Image", "bs4", "cv2", "sklearn.linear_model", "yaml"],
-            "beautifulsoup4 opencv-python-headless pillow PyYAML scikit-learn",
-        ),
-        (["os.path", "json", "xml.etree.ElementTree"], ""),
-        (["google.protobuf.message", "google.cloud.storage"], "google-cloud-storage protobuf"),
-        (["numpy.linalg", "some_thing.inner"], "numpy some-thing"),
-    ],
-)
-def test_modules_are_named_by_their_distributions(modules: list[str], distributions: str) -> None:
-    assert distributions_of(modules) == distributions.split()
 
 
 def test_another_tool_of_the_session_is_called_and_not_shipped() -> None:

@@ -7,7 +7,7 @@ from importlib.metadata import packages_distributions
 import pytest
 from packaging.utils import canonicalize_name
 
-from executor_server.policy.distributions import DISTRIBUTIONS, candidates, is_pythons
+from executor_api.distributions import DISTRIBUTIONS, candidates, is_pythons, likeliest
 from executor_server.policy.requirement import read_requirement
 
 
@@ -41,6 +41,11 @@ def test_pythons_own_modules_are_no_packages(module: str) -> None:
 
 def test_no_entry_is_a_module_of_python() -> None:
     assert [module for module in DISTRIBUTIONS if is_pythons(module)] == []
+
+
+def test_modules_are_named_by_their_likeliest_packages() -> None:
+    modules = ["PIL.Image", "cv2", "os.path", "google.protobuf.message", "PIL", "numpy.linalg"]
+    assert likeliest(modules) == ["numpy", "opencv-python-headless", "pillow", "protobuf"]
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Finds the packages that a module may come from, where its name is not theirs.
+"""Finds the packages that a module may come from, where its name is not theirs: "bs4" is a stranger's package.
 
 Source of the table: the projects' own instructions to install and to import them, as of November 2026. It has the
 packages that agents ask for most, and none whose name is that of its top-level module. Where several packages have the
@@ -8,7 +8,7 @@ module, the one comes first that goes best in a sandbox without a display and a 
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "Bio": ("biopython",),
@@ -21,6 +21,8 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "PIL": ("pillow",),
     "Xlib": ("python-xlib",),
     "absl": ("absl-py",),
+    "agents": ("openai-agents",),
+    "apiclient": ("google-api-python-client",),
     "attr": ("attrs",),
     "azure.core": ("azure-core",),
     "azure.identity": ("azure-identity",),
@@ -63,6 +65,7 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "jose": ("python-jose",),
     "jwt": ("pyjwt",),
     "kafka": ("kafka-python",),
+    "ldap": ("python-ldap",),
     "llama_cpp": ("llama-cpp-python",),
     "magic": ("python-magic",),
     "markdown_it": ("markdown-it-py",),
@@ -106,6 +109,7 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "vlc": ("python-vlc",),
     "websocket": ("websocket-client",),
     "whisper": ("openai-whisper",),
+    "wikipediaapi": ("wikipedia-api",),
     "wx": ("wxpython",),
     "xdist": ("pytest-xdist",),
     "yaml": ("pyyaml",),
@@ -162,6 +166,11 @@ def candidates(module: str, imports: Mapping[str, str]) -> tuple[str, ...]:
         return (own,)
     known = next((DISTRIBUTIONS[each] for each in beginnings if each in DISTRIBUTIONS), ())
     return tuple(dict.fromkeys((*known, beginnings[-1])))
+
+
+def likeliest(modules: Iterable[str]) -> list[str]:
+    """Returns the likeliest package of each module that is not Python's own, by name and each once."""
+    return sorted({candidates(module, {})[0] for module in modules if not is_pythons(module)})
 
 
 def _beginnings(module: str) -> list[str]:

@@ -27,17 +27,6 @@ def test_budget_allows_exactly_its_number_of_ticks(budget: int) -> None:
     assert meter.finish() == budget
 
 
-@given(st.lists(st.tuples(st.integers(0, 4000), st.integers(0, 5000)), max_size=6))
-def test_count_is_exact_over_executions(executions: list[tuple[int, int]]) -> None:
-    meter = Meter()
-    for ticks, budget in executions:
-        meter.start(budget)
-        for _ in range(min(ticks, budget)):
-            meter.tick()
-        assert meter.used() == min(ticks, budget)
-        assert meter.finish() == meter.used() == min(ticks, budget)
-
-
 def test_each_tick_after_the_limit_raises() -> None:
     meter = Meter()
     meter.start(1)
@@ -46,18 +35,6 @@ def test_each_tick_after_the_limit_raises() -> None:
         with pytest.raises(OperationLimitExceeded):
             next(meter.ticks)
     assert meter.used() == 1
-
-
-def test_next_execution_begins_afresh_after_the_limit() -> None:
-    meter = Meter()
-    ticks = meter.ticks
-    meter.start(0)
-    with pytest.raises(OperationLimitExceeded):
-        next(ticks)
-    meter.start(2)
-    assert [next(ticks), next(ticks)] == [True, True]
-    assert not meter.exceeded
-    assert ticks is meter.ticks
 
 
 def test_ticks_between_executions_are_free() -> None:

@@ -32,8 +32,6 @@ def traceback_of(source: str, own: str = "/nowhere/") -> str:
         "import pandas as pd\npd.read_csv('missing.csv')",
         "import pandas as pd\npd.DataFrame({'a': ['x']}).groupby('a').apply(lambda group: group['b'])",
         "import json\njson.loads('{')",
-        "import matplotlib\nmatplotlib.use('agg')\nimport matplotlib.pyplot as plt\nplt.plot([1], [1, 2])",
-        "import sklearn.linear_model as m\nm.LinearRegression().fit([[1]], [1, 2])",
     ],
 )
 def test_the_frames_of_libraries_are_folded_but_for_the_innermost(source: str) -> None:

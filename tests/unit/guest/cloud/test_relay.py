@@ -182,28 +182,14 @@ def test_a_nonce_that_could_be_more_than_a_word_is_refused(start: Start, nonce: 
     assert ended.returncode == 1 and ended.stdout == ""
 
 
-@pytest.mark.parametrize("garbage", [b"garbage\n", "1 00000000 YQ==\u2028".encode() + b"\n", b"2 83dcefb7 YQ==\n"])
-def test_a_bad_line_ends_the_relay_and_nothing_of_it_goes_on(start: Start, garbage: bytes) -> None:
+def test_a_bad_line_ends_the_relay_and_nothing_of_it_goes_on(start: Start) -> None:
     relay = start()
     relay.write(lines(b"good"))
     assert relay.guest.recv(100) == b"good"
-    relay.write(garbage)
+    relay.write(b"garbage\n")
     assert relay.guest.recv(100) == b""
     assert relay.exit_code() == 3
     assert relay.stderr_text().count("\n") == 1
-
-
-def test_a_line_that_is_sent_twice_arrives_once(start: Start) -> None:
-    relay = start()
-    first, seq = encode_lines(b"one ", 1)
-    second, _ = encode_lines(b"two", seq)
-    relay.write(first + first + b"\r\n\n" + second + first)
-    assert relay.process.stdin is not None
-    relay.process.stdin.close()
-    got = b""
-    while piece := relay.guest.recv(100):
-        got += piece
-    assert got == b"one two"
 
 
 def test_a_guest_that_does_not_read_makes_the_daemon_wait(start: Start) -> None:

@@ -70,13 +70,6 @@ def test_line_without_end_is_refused_as_soon_as_it_is_too_long() -> None:
         list(reader.feed(b"x"))
 
 
-def test_line_of_the_greatest_length_is_read() -> None:
-    line = encode({"type": "t", "text": "x" * 50})
-    assert list(LineReader(len(line) - 1).feed(line)) == [{"type": "t", "text": "x" * 50}]
-    with pytest.raises(ControlError):
-        list(LineReader(len(line) - 2).feed(line))
-
-
 def test_messages_before_one_that_is_wrong_are_read() -> None:
     found = []
     with pytest.raises(ControlError):
@@ -270,15 +263,6 @@ async def test_approval_is_asked_for_and_withdrawn_when_nobody_waits() -> None:
     await asyncio.wait([withdrawn])
     assert ends.of_type("withdrawn") == [{"type": "withdrawn", "session": "s", "number": second["number"]}]
     ends.server.handle({"type": "ruled", "number": second["number"], "why": ""})  # crossed the withdrawal
-
-
-async def test_acknowledgement_after_the_wait_was_given_up_is_ignored() -> None:
-    ends = Ends()
-    reporting = asyncio.ensure_future(ends.server.denied("s", DENIAL))
-    await asyncio.sleep(0)
-    reporting.cancel()
-    await asyncio.wait([reporting])
-    ends.server.handle({"type": "ack", "number": ends.sent[0]["number"]})
 
 
 async def _deny(ends: Ends, session_id: str, times: int) -> None:

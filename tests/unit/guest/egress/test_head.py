@@ -67,23 +67,17 @@ def test_connect_of_http_1_0_needs_no_host() -> None:
         (b"GET http://pypi.org/#fragment", reasons.BAD_REQUEST),
         (b"GET http:///path", reasons.BAD_NAME),
         (b"GET http://user@pypi.org/", reasons.BAD_NAME),
-        (b"GET http://user:secret@pypi.org/", reasons.BAD_NAME),
         (b"GET http://pypi.org:80@other.example/", reasons.BAD_NAME),
         (b"GET http://pypi.org\\@other.example/", reasons.BAD_NAME),
-        (b"GET http://pypi.org\\.other.example/", reasons.BAD_NAME),
         (b"GET http://pypi.org?@other.example/", reasons.BAD_NAME),
         (b"GET http://pypi.org:0/", reasons.BAD_NAME),
-        (b"GET http://pypi.org:65536/", reasons.BAD_NAME),
         (b"GET http://pypi.org:/", reasons.BAD_NAME),
         (b"GET http://pypi%2eorg/", reasons.BAD_NAME),
         (b"CONNECT pypi.org", reasons.BAD_NAME),
-        (b"CONNECT http://pypi.org:443", reasons.BAD_NAME),
         (b"CONNECT pypi.org:443/path", reasons.BAD_NAME),
-        (b"CONNECT user@pypi.org:443", reasons.BAD_NAME),
         (b"CONNECT pypi.org:443@other.example:443", reasons.BAD_NAME),
         (b"CONNECT pypi..org:443", reasons.BAD_NAME),
         (b"CONNECT 2130706433:443", reasons.ADDRESS_LITERAL),
-        (b"CONNECT 0x7f.1:443", reasons.ADDRESS_LITERAL),
         (b"CONNECT 127.1:443", reasons.ADDRESS_LITERAL),
         (b"CONNECT [::ffff:169.254.169.254]:443", reasons.ADDRESS_LITERAL),
         (b"CONNECT [fe80::1%25eth0]:443", reasons.ADDRESS_LITERAL),
@@ -190,22 +184,6 @@ def test_response_of_a_refusal_is_one_status_line_and_says_all_in_its_body() -> 
     assert body.decode() == message + "\n"
     assert f"Content-Length: {len(body)}".encode() in lines
     assert response_to(Refusal(reasons.NOT_ALLOWED, message), with_body=False) == head + b"\r\n\r\n"
-
-
-@pytest.mark.parametrize(
-    ("reason", "status"),
-    [
-        (reasons.NOT_ALLOWED, 403),
-        (reasons.BAD_REQUEST, 400),
-        (reasons.HEAD_TIMEOUT, 408),
-        (reasons.TOO_MANY_NEW, 429),
-        (reasons.HEAD_TOO_LARGE, 431),
-        (reasons.UNREACHED, 502),
-        (reasons.RESOLVER_TIMEOUT, 504),
-    ],
-)
-def test_status_fits_the_reason(reason: str, status: int) -> None:
-    assert response_to(Refusal(reason, "no")).startswith(f"HTTP/1.1 {status} no\r\n".encode())
 
 
 @given(st.text())

@@ -40,16 +40,3 @@ async def test_a_domain_whose_servers_do_not_answer_leaves_threads_to_others(mon
         assert await later == ["192.0.2.1"]
         assert [await resolver.resolve(f"{n}.hangs.com") for n in range(20)] == [["192.0.2.1"]] * 20
     assert await eventually_async(lambda: resolver._domains == {})
-
-
-@pytest.mark.parametrize(
-    ("host", "domain"),
-    [
-        ("a.b.c.example.com", "example.com"),
-        ("example.com", "example.com"),
-        ("a.example.co.uk", "example.co.uk"),
-        ("localhost", "localhost"),
-    ],
-)
-def test_domain_of_a_name_is_what_was_registered(host: str, domain: str) -> None:
-    assert host_resolver._domain_of(host) == domain

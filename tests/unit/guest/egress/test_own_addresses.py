@@ -23,22 +23,6 @@ def test_every_address_of_every_interface_is_known() -> None:
     assert ipaddress.ip_address("127.0.0.1") in OwnAddresses()()
 
 
-def test_kernel_is_asked_again_after_a_moment(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = [0.0]
-    asked = []
-
-    def ipv4() -> set[own_addresses.Address]:
-        asked.append(now[0])
-        return set()
-
-    monkeypatch.setattr("executor_server.guest.egress.own_addresses.time.monotonic", lambda: now[0])
-    monkeypatch.setattr(own_addresses, "_ipv4", ipv4)
-    own = OwnAddresses()
-    for now[0] in (1.0, 1.5, 1.9, 2.1):
-        own()
-    assert asked == [1.0, 2.1]
-
-
 def test_more_addresses_than_the_first_table_holds_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
     whole = own_addresses._ipv4()
     monkeypatch.setattr(own_addresses, "_ENTRIES", (1, 16_384))

@@ -66,11 +66,6 @@ def test_any_frames_come_back_from_any_pieces(frames: list[Any], cuts: list[int]
     assert fed(FrameDecoder(), data, cuts) == [(kind, seq, ack, head, body) for kind, head, body, seq, ack in frames]
 
 
-def test_frames_come_back_byte_by_byte() -> None:
-    data = encode_frame(Kind.LOG, {"id": "e"}, b"text") * 3
-    assert len(fed(FrameDecoder(), data, list(range(len(data))))) == 3
-
-
 @given(
     st.binary(max_size=400) | st.binary(max_size=100).map(lambda tail: struct.pack("!IB", len(tail) + 1, 66) + tail),
     st.lists(st.integers(0, 500), max_size=5),
@@ -199,11 +194,6 @@ def test_a_bad_frame_is_an_error_whole_and_in_pieces(what: str) -> None:
             fed(FrameDecoder(), data, cuts)
 
 
-def test_a_length_is_refused_before_anything_of_it_came() -> None:
-    with pytest.raises(FrameError):
-        FrameDecoder().feed((MAX_FRAME_BYTES + 1).to_bytes(4, "big"))
-
-
 def test_a_failed_decoder_takes_nothing_more() -> None:
     decoder = FrameDecoder()
     with pytest.raises(FrameError):
@@ -235,17 +225,6 @@ def test_an_incomplete_frame_costs_about_its_size_whatever_its_pieces(piece_byte
     finally:
         tracemalloc.stop()
     assert peak_bytes < 3 * len(data)
-
-
-def test_a_promised_frame_costs_nothing_until_it_comes() -> None:
-    decoder = FrameDecoder()
-    tracemalloc.start()
-    try:
-        decoder.feed(raw(MAX_FRAME_BYTES)[:20])
-        _, peak_bytes = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
-    assert peak_bytes < 10_000
 
 
 def test_lone_surrogates_survive_in_a_head() -> None:
@@ -283,23 +262,6 @@ def test_an_accessor_takes_its_type_and_range_and_nothing_else(accessor: str) ->
     for name in ALL - accepted:
         with pytest.raises(FrameError, match=name):
             read(name)
-
-
-@given(
-    st.recursive(
-        _SCALARS | st.floats(),
-        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner, max_size=3),
-    )
-)
-def test_any_value_gives_its_type_or_a_frame_error(value: Any) -> None:
-    fields = Fields({"a": value})
-    readers: list[tuple[Callable[[str], Any], type]] = [
-        (fields.text, str), (fields.integer, int), (fields.number, float), (fields.boolean, bool),
-        (lambda name: fields.texts(name, 3), list), (lambda name: fields.objects(name, 3), list),
-    ]  # fmt: skip
-    for read, expected in readers:
-        with contextlib.suppress(FrameError):
-            assert type(read("a")) is expected
 
 
 def test_defaults_stand_in_for_what_is_missing_only() -> None:

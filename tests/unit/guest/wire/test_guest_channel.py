@@ -15,7 +15,6 @@ import pytest
 from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.backends.channel.endpoint import SocketEndpoint
 from executor_server.core.errors import SandboxFailure
-from executor_server.guest.wire import guest_channel
 from executor_server.guest.wire.frames import CHUNK_BYTES, PROTOCOL_VERSION, Frame, FrameError, Kind, encode_frame
 from executor_server.guest.wire.guest_channel import Channel, FileSlice
 from executor_server.guest.wire.link import sealed_memfd
@@ -247,16 +246,6 @@ async def test_a_later_daemon_goes_on_after_what_was_acknowledged_and_it_does_no
     assert second.channel.sent_seq == 1, "its own numbers go on after those of the first"
 
 
-async def test_a_later_daemon_is_not_sent_again_what_it_remembers(both: Both) -> None:
-    for number in range(3):
-        both.say(*log(number))
-    end = both.daemon()
-    end.channel.go_on_after(2)
-    await end.channel.connect()
-    assert await end.got(1)
-    assert end.frames == [log(2)]
-
-
 async def test_another_daemon_is_told_from_one_that_connects_again(both: Both) -> None:
     end = both.daemon()
     await end.channel.connect()
@@ -324,20 +313,6 @@ async def test_a_token_opens_once(both: Both) -> None:
         await both.daemon().channel.connect()
     assert first.channel.connected
     await both.daemon(shown=CHAIN_LENGTH // 32).channel.connect()
-
-
-async def test_what_the_daemon_sent_around_a_break_arrives_once(both: Both) -> None:
-    end = both.daemon()
-    await end.channel.connect()
-    for number in range(200):
-        end.say(Kind.EXECUTE, {"id": str(number)}, bytes(10_000))
-        if number in (20, 21, 100):
-            end.break_off()
-            assert await eventually_async(lambda: not end.channel.connected)
-            end.say(Kind.CANCEL, {"id": str(number)})
-            await end.channel.connect()
-    assert await eventually_async(lambda: len(both.heard) == 203)
-    assert [head["id"] for kind, head, _ in both.heard if kind == Kind.EXECUTE] == [str(n) for n in range(200)]
 
 
 async def test_pings_are_answered_between_frames_that_wait(both: Both) -> None:
@@ -459,11 +434,6 @@ async def test_who_cannot_greet_is_hung_up_on_and_the_daemon_keeps_its_channel(b
     assert await end.got(1)
 
 
-async def test_a_daemon_with_the_wrong_token_is_told_by_being_hung_up_on(both: Both) -> None:
-    with pytest.raises(SandboxFailure):
-        await both.daemon(bytes(32)).channel.connect()
-
-
 async def test_strangers_are_few_the_oldest_goes_first_and_the_daemon_gets_in(both: Both) -> None:
     with none_left_open():
         strangers = [await both.stranger(hello()[:10]) for _ in range(4)]
@@ -529,7 +499,3 @@ async def test_a_closed_channel_says_nothing_more(both: Both) -> None:
     end.channel.reading.pause()
     end.channel.reading.resume()
     assert not end.lost
-
-
-def test_the_limits_have_the_values_that_the_protocol_states() -> None:
-    assert (guest_channel._MAX_STRANGERS, guest_channel._HELLO_TIME_S, KEPT_BYTES) == (4, 5.0, 8 * 1024 * 1024)

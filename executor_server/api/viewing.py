@@ -36,9 +36,9 @@ MAX_EXECUTIONS = 4
 def list_executions(session: Session) -> admin_pb.ListExecutionsResponse:
     """Returns the executions that are kept. Raises Forbidden."""
     _view_of(session)
-    journal = session.executions.journal
+    executions = session.executions.journal.state.executions.values()
     return admin_pb.ListExecutionsResponse(
-        executions=[_execution_to(session, each, result=_result_to(each)) for each in journal.executions]
+        executions=[_execution_to(session, each, result=_result_to(each)) for each in executions]
     )
 
 
@@ -76,19 +76,19 @@ async def follow_session(
 
     `lives` returns False when it has. Raises Forbidden, and what admission refuses with.
     """
-    view, journal = _view_of(session), session.executions.journal
+    view, executions = _view_of(session), session.executions.journal.state.executions
     if view == "content":
         await session.executions.admit_view(current_principal.get(), "")
-    after = journal.known(after_execution_id)
+    after = executions.get(after_execution_id)
     if after is not None:
         number = after.number
     else:  # those that were dropped before the call are not missed
-        number = min((each.number for each in journal.executions), default=1) - 1
+        number = min((each.number for each in executions.values()), default=1) - 1
     place = _Place(number, has_result=True)
     unfinished: Execution | None = None
     is_complete = False
     while True:
-        lived, kept = lives(), journal.executions
+        lived, kept = lives(), list(executions.values())
         if unfinished is not None and unfinished not in kept:
             kept = [unfinished, *kept]  # the session has ended, and the execution with it
         unfinished = None
@@ -102,7 +102,7 @@ async def follow_session(
             return
         if is_complete:
             if not place.has_result:
-                unfinished = next((each for each in journal.executions if each.number == place.number), None)
+                unfinished = next((each for each in executions.values() if each.number == place.number), None)
             await asyncio.sleep(LOOK_INTERVAL_S)
             _require_view(session, view)
 
@@ -189,7 +189,7 @@ def _require_view(session: Session, view: str) -> None:
 
 
 def _known(session: Session, execution_id: str) -> Execution:
-    found = session.executions.journal.known(execution_id)
+    found = session.executions.journal.state.executions.get(execution_id)
     if found is None:
         text = f"there is no execution {execution_id!r} in this session, or it is no longer kept"
         raise NotFound(Reason.EXECUTION_NOT_FOUND, text)

@@ -15,7 +15,7 @@ import json
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import ExitStack, aclosing
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from executor_server.backends.channel import MAX_PAYLOAD_BYTES, Request, file_part
 from executor_server.core import FileInfo, StateManifest
@@ -25,7 +25,7 @@ from executor_server.guest.wire.messages import BlobChunk, Done, ExportState, Fi
 from executor_server.guest.wire.schema import message_of
 from executor_server.policy import check_state_export, check_state_restore
 from executor_server.sessions.guest_requests import GuestRequests
-from executor_server.sessions.shared import SessionHooks, SessionServices
+from executor_server.sessions.shared import SessionHooks
 from executor_server.sessions.state_archive import (
     MAX_MANIFEST_BYTES,
     Opened,
@@ -37,13 +37,14 @@ from executor_server.sessions.state_archive import (
     manifest_from,
 )
 
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
+
 
 class Checkpoints:
     """Exports and restores the state of one session."""
 
-    def __init__(
-        self, session: SessionServices, requests: GuestRequests, hooks: SessionHooks, python_version: str
-    ) -> None:
+    def __init__(self, session: Session, requests: GuestRequests, hooks: SessionHooks, python_version: str) -> None:
         self._session = session
         self._requests = requests
         self._admission = hooks.admission

@@ -46,6 +46,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -54,7 +55,9 @@ from executor_server.backends.channel import READY_TIME_S, GuestChannel, Refused
 from executor_server.core import SandboxFailure
 from executor_server.network.egress import RemoteListener
 from executor_server.sessions.journal import Registry
-from executor_server.sessions.shared import SessionServices
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 # Seconds for a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
 _PAUSE_TIME_S = 120.0
@@ -90,7 +93,7 @@ class ConnectionState(enum.Enum):
 class GuestConnection:
     """Connects one session's channel, and pauses and wakes its sandbox."""
 
-    def __init__(self, session: SessionServices, sandbox: Sandbox, channel: GuestChannel, registry: Registry) -> None:
+    def __init__(self, session: Session, sandbox: Sandbox, channel: GuestChannel, registry: Registry) -> None:
         self.state = ConnectionState.UP
         self._session = session
         self._sandbox = sandbox

@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -60,7 +61,10 @@ from executor_server.sessions.journal import (
     ToolFailure,
 )
 from executor_server.sessions.recorder import SessionRecorder
-from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
+from executor_server.sessions.shared import SessionHooks, SessionSettings
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 _log = structlog.get_logger(__name__)
 
@@ -70,7 +74,7 @@ class Executions:
 
     def __init__(
         self,
-        session: SessionServices,
+        session: Session,
         record: SessionRecord,
         channel: GuestChannel,
         registry: Registry,
@@ -162,16 +166,16 @@ class Executions:
         self._session.require_alive()
         if self._refuses_new:
             raise Unavailable(Reason.DRAINING, "the daemon is about to stop and takes no new executions")
-        if len(self.journal.running) > self._settings.max_queued_executions:
+        if len(self.journal.state.running) > self._settings.max_queued_executions:
             raise ResourceExhausted(
                 Reason.QUEUE_FULL,
-                f"{len(self.journal.running)} executions of this session run or wait",
+                f"{len(self.journal.state.running)} executions of this session run or wait",
                 retry_after_s=1.0,
             )
 
     def execution(self, execution_id: str) -> Execution:
         """Returns an execution of this session. Raises NotFound when there is none, or it was dropped."""
-        found = self.journal.known(execution_id)
+        found = self.journal.state.executions.get(execution_id)
         if found is None:
             raise NotFound(Reason.EXECUTION_NOT_FOUND, f"there is no execution {execution_id!r} in this session")
         self._session.touch()
@@ -194,7 +198,7 @@ class Executions:
 
     def cancel_all(self, reason: str) -> None:
         """Cancels running and queued executions; each result states the reason."""
-        for execution_id in list(self.journal.running):
+        for execution_id in list(self.journal.state.running):
             self.journal.stop(execution_id, reason)
 
     def refuse_new(self) -> None:
@@ -203,7 +207,7 @@ class Executions:
 
     async def wait_idle(self) -> None:
         """Waits until no execution runs or waits."""
-        for execution in list(self.journal.running.values()):
+        for execution in list(self.journal.state.running.values()):
             await execution.wait()
 
     @property
@@ -213,7 +217,7 @@ class Executions:
         An execution that waits for its client has no running clock. Without that client it would wait for the whole
         life of the session, so it does not keep the session alive.
         """
-        running = self.journal.running.values()
+        running = self.journal.state.running.values()
         if any(execution.followed for execution in running):
             return True
         first = next(iter(running), None)
@@ -225,7 +229,7 @@ class Executions:
         """Returns "ended", "queued", "waiting" or "running"."""
         if execution.done:
             return "ended"
-        if execution is not next(iter(self.journal.running.values()), execution):
+        if execution is not next(iter(self.journal.state.running.values()), execution):
             return "queued"
         waits = execution.waits_for_client or self._approvals.has_waiting(
             self._session.session_id, execution.execution_id
@@ -243,13 +247,13 @@ class Executions:
 
     def announce(self) -> None:
         """Notifies the observer of executions that an earlier daemon started."""
-        for execution_id in self.journal.running:
+        for execution_id in self.journal.state.running:
             self._begun_s[execution_id] = time.monotonic()
             self._observer.execution_recovered(self._session.facts, execution_id)
 
     def report_to(self, recorder: SessionRecorder) -> None:
         """Records the events that are kept of executions that an earlier daemon started."""
-        for execution in self.journal.executions:
+        for execution in self.journal.state.executions.values():
             execution.report_to(recorder.event)
 
     def resume(self) -> None:
@@ -257,11 +261,11 @@ class Executions:
         for message, body in self.journal.resume(self._channel.sent_seq):
             self._channel.send(message, body)
         self._channel.on_send = self.journal.note_sent
-        for execution_id in self.journal.undecided():
+        for execution_id in list(self.journal.state.undecided):
             self.on_undecided(execution_id)
-        for execution_id, call in self.journal.held():
+        for (execution_id, _), held in self.journal.state.held.items():
             self._asking.add(execution_id)
-            self._session.spawn(self._ask(execution_id, call, patient=True))
+            self._session.spawn(self._ask(execution_id, held.call, patient=True))
 
     # -- approvals -----------------------------------------------------------------------------------------------
 
@@ -281,7 +285,7 @@ class Executions:
                 detail=outline_call(call.arguments) if isinstance(call.arguments, bytes) else OUTLINE_OF_UNKNOWN,
                 patient=patient,
             )
-        if not self.journal.is_held(execution_id, call.call_id):
+        if (execution_id, call.call_id) not in self.journal.state.held:
             return  # the execution has ended
         # Checked now: the policy may be another one, and a call that nobody gets is no call.
         refusal = self.refusal_of(execution_id, call) if ruling.approved else ruling.reason
@@ -303,7 +307,7 @@ class Executions:
 
     def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
         try:
-            if self.journal.running[execution_id].policy_fingerprint == self._session.spec.policy.fingerprint:
+            if self.journal.state.running[execution_id].policy_fingerprint == self._session.spec.policy.fingerprint:
                 # The tool may come from an earlier policy, or a hostile guest may have invented it.
                 check_tools(self._session.spec, [ToolSpec(call.name, "", (), is_final_answer=False)])
             self._admission.tool_call(self._session.facts, execution_id, call)
@@ -332,14 +336,15 @@ class Executions:
         self._session.spawn(self._decide(execution_id))
 
     async def _decide(self, execution_id: str) -> None:
-        oom_kills = await self._session.oom_kills() if self.journal.is_suspect(execution_id) else None
-        await self._session.settle_network()
+        waiting = self.journal.state.undecided.get(execution_id)
+        oom_kills = await self._session.oom_kills() if waiting is not None and waiting.is_suspect else None
+        await self._session.network.settle()
         self.journal.decide(execution_id, oom_kills)
 
     def on_end(self, execution_id: str, result: Result) -> None:
         self._session.touch()
         self.on_result(result)
-        if (ended := self.journal.known(execution_id)) is not None:
+        if (ended := self.journal.state.executions.get(execution_id)) is not None:
             ended.end_time_s = time.time()
         if execution_id in self._asking:
             self._asking.discard(execution_id)

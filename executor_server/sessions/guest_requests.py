@@ -11,7 +11,7 @@ import json
 import secrets
 from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import ExitStack, aclosing, contextmanager
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from executor_server.backends.channel import (
     MAX_PAYLOAD_BYTES,
@@ -61,7 +61,10 @@ from executor_server.guest.wire.messages import (
 from executor_server.guest.wire.schema import Message
 from executor_server.guest.wire.session_rules import LISTED_HOSTS_MAX, ExecutionMax, SessionRules
 from executor_server.policy import check_file_get, check_file_put, check_tools
-from executor_server.sessions.shared import SessionHooks, SessionServices, SessionSettings
+from executor_server.sessions.shared import SessionHooks, SessionSettings
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 T = TypeVar("T")
 
@@ -86,7 +89,7 @@ class GuestRequests:
 
     def __init__(
         self,
-        session: SessionServices,
+        session: Session,
         channel: GuestChannel,
         settings: SessionSettings,
         hooks: SessionHooks,

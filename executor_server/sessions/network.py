@@ -33,7 +33,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import structlog
 
@@ -53,7 +53,10 @@ from executor_server.network.egress import EgressError, RemoteListener
 from executor_server.policy import host_to_ask
 from executor_server.sessions.connection import GuestConnection
 from executor_server.sessions.journal import Journal, SessionRecord
-from executor_server.sessions.shared import SessionHooks, SessionServices
+from executor_server.sessions.shared import SessionHooks
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 # Seconds for the guest to hand the listener out and the proxy to serve it; a dead proxy is restarted meanwhile.
 _OPEN_TIME_S = 20.0
@@ -120,7 +123,7 @@ class SessionNetwork:
 
     def __init__(
         self,
-        session: SessionServices,
+        session: Session,
         record: SessionRecord,
         connection: GuestConnection,
         channel: GuestChannel,
@@ -197,7 +200,7 @@ class SessionNetwork:
 
     def recall(self) -> None:
         """Takes the larger of the registry's and the journal's counts, since either may have been written later."""
-        executions = self._journal.network
+        executions = [each.network for each in self._journal.state.executions.values()]
         self.usage = _combined(lambda each: max(each[0], sum(each[1:])), self.usage, *executions)
 
     async def reopen(self) -> None:
@@ -317,7 +320,7 @@ class SessionNetwork:
 
     async def host_asked(self, host: str, port: int) -> str:
         spec, facts, wanted = self._session.spec, self._session.facts, host_to_ask(self._session.spec, host, port)
-        execution_id = next(iter(self._journal.running), "")
+        execution_id = next(iter(self._journal.state.running), "")
         self._hold(+1)
         try:
             ruling = await self._approvals.ask(
@@ -366,11 +369,11 @@ class SessionNetwork:
 
     def _current_step(self) -> Step:
         """Returns the step that a report counts for. Must be called before the report is added to the usage."""
-        execution_id = next(iter(self._journal.running), "")
+        execution_id = next(iter(self._journal.state.running), "")
         step = self._step
         if step is None or step.execution_id != execution_id:
             self.note_step()
-            execution = self._journal.running.get(execution_id)
+            execution = self._journal.state.running.get(execution_id)
             used = execution.network if execution is not None else NO_NETWORK_USE
             step = self._step = Step(execution_id, self.usage, used)
         return step
@@ -403,7 +406,7 @@ class SessionNetwork:
         step = self._current_step()
         if (text := step.line_of(notice)) is None:
             return
-        if step.execution_id and (notice.is_end or self._journal.is_undecided(step.execution_id)):
+        if step.execution_id and (notice.is_end or step.execution_id in self._journal.state.undecided):
             self._journal.add_notice(step.execution_id, text)
         else:
             self._channel.send(Note(), text.encode("utf-8", "replace"))

@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 
 from executor_server.backends.channel import GuestChannel
 from executor_server.core import (
@@ -34,7 +35,10 @@ from executor_server.guest.wire.process_messages import (
 from executor_server.guest.wire.schema import message_of
 from executor_server.policy import check_port
 from executor_server.sessions.guest_requests import GuestRequests
-from executor_server.sessions.shared import SessionHooks, SessionServices
+from executor_server.sessions.shared import SessionHooks
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 # The room that must be free before more is granted; otherwise each frame would cause a grant message.
 _GRANT_STEP_BYTES = PORT_WINDOW_BYTES // 4
@@ -149,9 +153,7 @@ class PortConnection:
 class Ports:
     """The forwarded connections of one session."""
 
-    def __init__(
-        self, session: SessionServices, requests: GuestRequests, channel: GuestChannel, hooks: SessionHooks
-    ) -> None:
+    def __init__(self, session: Session, requests: GuestRequests, channel: GuestChannel, hooks: SessionHooks) -> None:
         self._session = session
         self._requests = requests
         self._channel = channel

@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextvars import Context, copy_context
 from signal import SIGKILL
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -52,7 +53,10 @@ from executor_server.sessions.journal import (
     ProcessLog,
     Registry,
 )
-from executor_server.sessions.shared import SessionHooks, SessionServices
+from executor_server.sessions.shared import SessionHooks
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 # Writes to one process that may wait for it to read; the guest has the same limit.
 _MAX_WRITES = 4
@@ -68,7 +72,7 @@ class Processes:
 
     def __init__(
         self,
-        session: SessionServices,
+        session: Session,
         session_id: str,
         requests: GuestRequests,
         channel: GuestChannel,

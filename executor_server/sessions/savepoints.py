@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from executor_server.backends.channel import Request, listed_savepoints
 from executor_server.core import NotFound, Reason, Result, Savepoint, Savepoints
@@ -15,13 +16,16 @@ from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBa
 from executor_server.guest.wire.schema import Message
 from executor_server.policy import check_savepoint
 from executor_server.sessions.guest_requests import GuestRequests
-from executor_server.sessions.shared import SessionHooks, SessionServices
+from executor_server.sessions.shared import SessionHooks
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 
 class SessionSavepoints:
     """Takes savepoints of one session, and rolls back to them. Each call waits for the executions before it."""
 
-    def __init__(self, session: SessionServices, requests: GuestRequests, hooks: SessionHooks) -> None:
+    def __init__(self, session: Session, requests: GuestRequests, hooks: SessionHooks) -> None:
         self._session = session
         self._requests = requests
         self._admission = hooks.admission

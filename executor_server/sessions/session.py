@@ -152,7 +152,7 @@ class Session:
     def state(self) -> str:
         if self._lost is not None:
             return "lost"
-        if self.executions.journal.running:
+        if self.executions.journal.state.running:
             return "busy"
         return "paused" if self._connection.state is ConnectionState.PAUSED else "idle"
 
@@ -164,7 +164,7 @@ class Session:
     @property
     def generation(self) -> int:
         """Number of the interpreter; rises each time it is replaced."""
-        return self.executions.journal.generation
+        return self.executions.journal.state.generation
 
     @property
     def last_used_s(self) -> float:
@@ -265,20 +265,19 @@ class Session:
         await restricted
         self._registry.note_spec(self.session_id, spec)
 
-    # -- for the collaborators: SessionServices ------------------------------------------------------------------
+    # -- for the collaborators -----------------------------------------------------------------------------------
 
     def hold_reading(self, holder: object, held: bool) -> None:
+        """Stops reading from the guest while any holder is full; resumes when none is."""
         self._liveness.hold_reading(holder, held)
 
-    async def settle_network(self) -> None:
-        await self.network.settle()
-
     async def oom_kills(self) -> int | None:
+        """Returns the number of processes that the kernel killed for memory; None if that can't be read."""
         return await self._sandbox.oom_kills()
 
     def is_idle(self) -> bool:
         """True when the guest has nothing to do and no reader is behind."""
-        busy = self.executions.journal.running or self.requests.waiting or self._liveness.reading_held
+        busy = self.executions.journal.state.running or self.requests.waiting or self._liveness.reading_held
         return self._lost is None and not (busy or self.processes.any_running)
 
     async def give_up_guest(self, reason: str) -> None:
@@ -286,6 +285,7 @@ class Session:
         self.give_up(await self._cause_of_death(reason))
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Runs the work in a task that the session owns and ends."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_task_end)
@@ -332,11 +332,11 @@ class Session:
         except SegmentError as error:
             damage = damage or str(error)
         self.network.recall()
-        reason = self.record.lost_reason or journal.lost or missing or damage
+        reason = self.record.lost_reason or journal.state.lost or missing or damage
         if reason is not None:
             self.give_up(reason)
         else:
-            self._channel.go_on_after(max(journal.taken_seq, self.processes.taken_seq))
+            self._channel.go_on_after(max(journal.state.taken_seq, self.processes.taken_seq))
 
     def announce(self) -> None:
         """Notifies the observer of the recovered session. Must precede `resume`, after which executions may end."""
@@ -367,7 +367,7 @@ class Session:
 
     async def _cause_of_death(self, reason: str) -> str:
         kills = await self.oom_kills()
-        if kills is not None and kills > self.executions.journal.oom_kills:
+        if kills is not None and kills > self.executions.journal.state.oom_kills:
             return "the kernel killed the sandbox for its memory"
         return await self._sandbox.cause_of_death() or reason
 

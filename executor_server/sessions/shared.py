@@ -1,20 +1,18 @@
-"""Shared by a session and its collaborators: settings, hooks, ids, and the session as the collaborators use it."""
+"""Shared by a session and its collaborators: settings, hooks, ids."""
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
 
 from executor_server.backends.channel import MAX_PAYLOAD_BYTES
-from executor_server.core import SessionFacts, SessionSpec
 from executor_server.core.fairness import ReadingShares
 from executor_server.core.lifecycle import AdmissionController, Observer
 from executor_server.network.egress import Egress
 from executor_server.policy.approvals import Approvals
 from executor_server.sessions.journal import JournalMemory
-from executor_server.sessions.recorder import Recorders, SessionRecorder
+from executor_server.sessions.recorder import Recorders
 
 _ID_BYTES = 16
 
@@ -75,55 +73,3 @@ class SessionHooks:
     memory: JournalMemory = field(default_factory=JournalMemory)
     reading: ReadingShares | None = None  # None: not shared
     recorders: Recorders = field(default_factory=Recorders)
-
-
-class SessionServices(Protocol):
-    """A session, as its collaborators use it."""
-
-    @property
-    def session_id(self) -> str: ...
-
-    @property
-    def facts(self) -> SessionFacts: ...
-
-    @property
-    def spec(self) -> SessionSpec:
-        """The current rules; a new policy may replace them at any await."""
-        ...
-
-    @property
-    def recorder(self) -> SessionRecorder | None:
-        """Records the session; None if it is not recorded."""
-        ...
-
-    def require_alive(self) -> None:
-        """Raises PreconditionFailed when the session is lost; counts as use otherwise."""
-        ...
-
-    def touch(self) -> None:
-        """Postpones the idle end."""
-        ...
-
-    def hold_reading(self, holder: object, held: bool) -> None:
-        """Stops reading from the guest while any holder is full; resumes when none is."""
-        ...
-
-    def spawn(self, work: Coroutine[Any, Any, None]) -> None:
-        """Runs the work in a task that the session owns and ends."""
-        ...
-
-    def is_idle(self) -> bool:
-        """True when nothing runs, waits or is transferred."""
-        ...
-
-    async def give_up_guest(self, reason: str) -> None:
-        """Loses the session, since its guest is gone."""
-        ...
-
-    async def settle_network(self) -> None:
-        """Waits until the egress proxy has reported all it did so far; returns at once without a network."""
-        ...
-
-    async def oom_kills(self) -> int | None:
-        """Returns the number of processes that the kernel killed for memory; None if that can't be read."""
-        ...

@@ -7,12 +7,16 @@ watch ends with its call, with the session or with the daemon, and can't be resu
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
 
 from executor_server.backends.channel import GuestChannel, Request, changes_part
 from executor_server.core import FileChanges, Reason, ResourceExhausted
 from executor_server.guest.wire.file_changes import NextChanges, UnwatchFiles, WatchFiles
 from executor_server.sessions.guest_requests import GuestRequests
-from executor_server.sessions.shared import SessionHooks, SessionServices
+from executor_server.sessions.shared import SessionHooks
+
+if TYPE_CHECKING:
+    from executor_server.sessions.session import Session
 
 MAX_WATCHES = 8
 """Watches of one session at one time; the guest has no more."""
@@ -21,9 +25,7 @@ MAX_WATCHES = 8
 class Watches:
     """The watches of one session."""
 
-    def __init__(
-        self, session: SessionServices, requests: GuestRequests, channel: GuestChannel, hooks: SessionHooks
-    ) -> None:
+    def __init__(self, session: Session, requests: GuestRequests, channel: GuestChannel, hooks: SessionHooks) -> None:
         self._session = session
         self._admission = hooks.admission
         self._requests = requests

@@ -73,8 +73,8 @@ class DamageCheck:
         after = Bench(self._directory)
         with pytest.raises(SegmentError):
             after.journal.replay()
-        for name, execution in after.journal._state.executions.items():
-            was = self._bench.journal._state.executions[name] if name in self._executions else None
+        for name, execution in after.journal.state.executions.items():
+            was = self._bench.journal.state.executions[name] if name in self._executions else None
             assert was is not None, f"{what}: {name} was never there"
             events = held_events(execution)
             assert events == held_events(was)[: len(events)], f"{what}: {name} has other events"
@@ -82,7 +82,7 @@ class DamageCheck:
 
     @property
     def _executions(self) -> dict[str, Any]:
-        return self._bench.journal._state.executions
+        return self._bench.journal.state.executions
 
 
 @pytest.fixture

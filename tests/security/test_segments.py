@@ -69,7 +69,7 @@ def test_a_result_with_a_malformed_suspicion_changes_nothing(bench: Bench, value
     assert not execution.done
     assert bench.files == before
     with replayed(before, tmp_path / "next") as after:
-        assert list(after.journal.running) == ["e"]
+        assert list(after.journal.state.running) == ["e"]
 
 
 @pytest.mark.parametrize("answered", [False, True])
@@ -132,9 +132,9 @@ def test_what_is_in_a_result_counts(bench: Bench, part: str) -> None:
         usage = dict.fromkeys(("operations", "wall_time_s", "cpu_time_s", "peak_memory_bytes", "output_bytes"), 0)
         frame = {**fields, **usage, "error": 0, **head[part], **sizes}
         bench.journal.take(FrameDecoder().feed(encode_frame(Kind.RESULT, frame, body, seq=bench.guest_seq))[0])
-    kept = bench.journal._state.finished
+    kept = bench.journal.state.finished
     assert 1 <= len(kept) < 40
-    assert bench.journal._state.finished_bytes <= MiB
+    assert bench.journal.state.finished_bytes <= MiB
 
 
 async def test_a_snapshot_longer_than_a_segment_is_not_written_with_each_record(bench: Bench) -> None:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from executor_server.core import (
     NO_NETWORK_USE,
     BlobChunk,
+    BlobRef,
     Event,
     EventKind,
     Image,
@@ -33,6 +34,8 @@ from executor_server.core import (
     ToolCall,
 )
 from executor_server.guest.wire.frames import Fields
+from executor_server.guest.wire.messages import Cancel, ToolResult
+from executor_server.guest.wire.schema import Message
 from executor_server.policy import RequestedLimits
 from executor_server.sessions.journal.event_log import EventLog
 from executor_server.sessions.journal.memory import TenantMemory
@@ -72,18 +75,18 @@ OnEvent = Callable[[str, Event, int], None]
 
 
 class ExecutionOwner(Protocol):
-    """The journal, as far as its executions use it."""
+    """A session, as far as its executions use it."""
 
-    def send_cancel(self, execution_id: str) -> None:
-        """Asks the guest to cancel an execution."""
-        ...
-
-    def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
-        """Sends the answer to a tool call to the guest."""
+    def send(self, message: Message, body: bytes) -> None:
+        """Sends a message to the guest."""
         ...
 
     def hold(self, holder: object, held: bool) -> None:
         """Stops reading from the guest while any holder is full; resumes when none is."""
+        ...
+
+    def on_end(self, execution_id: str, result: Result) -> None:
+        """Notified of each result, but not during a replay."""
         ...
 
 
@@ -214,7 +217,7 @@ class Execution(EventLog[Event]):
     def cancel(self) -> None:
         """Asks the guest to cancel it, once; no effect after its end."""
         if not self.done and not self._cancelled:
-            self._owner.send_cancel(self.execution_id)
+            self._owner.send(Cancel(id=self.execution_id), b"")
             self.note_cancelled()
 
     def note_cancelled(self) -> None:
@@ -248,8 +251,22 @@ class Execution(EventLog[Event]):
     def submit_tool_result(self, call_id: str, answer: Payload | ToolFailure) -> None:
         """Sends the answer to a tool call to the guest, once. Raises as `check_answer`."""
         self.check_answer(call_id)
-        self._owner.send_answer(self.execution_id, call_id, answer)
-        self.note_answer(call_id, len(answer) if isinstance(answer, bytes) else 0)
+        self.send_answer(call_id, answer)
+
+    def send_answer(self, call_id: str, answer: Payload | ToolFailure) -> None:
+        """Sends an answer to the guest, and notes it. Does not check that a call waits for it."""
+        execution_id, size_bytes = self.execution_id, 0
+        match answer:
+            case ToolFailure():
+                arguments = len(answer.arguments) or None
+                failed = ToolResult(id=execution_id, call=call_id, ok=False, type=answer.type, arguments=arguments)
+                self._owner.send(failed, answer.message.encode() + answer.arguments)
+            case BlobRef():
+                self._owner.send(ToolResult(id=execution_id, call=call_id, ok=True, blob=answer.blob_id), b"")
+            case bytes():
+                self._owner.send(ToolResult(id=execution_id, call=call_id, ok=True), answer)
+                size_bytes = len(answer)
+        self.note_answer(call_id, size_bytes)
 
     def note_answer(self, call_id: str, size_bytes: int = 0) -> None:
         """Notes that a call was answered, or never will be.

@@ -18,23 +18,20 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from executor_server.core import (
-    BlobRef,
     ErrorDetail,
     EventKind,
     ExecutionLimits,
     InvalidRequest,
     NetworkUsage,
     Outcome,
-    Payload,
     Reason,
     Result,
     StateRules,
     ToolCall,
 )
 from executor_server.guest.wire.frames import Frame, encode_frame
-from executor_server.guest.wire.messages import Cancel, Execute, ToolResult
-from executor_server.guest.wire.schema import Message
-from executor_server.sessions.journal.execution import Execution, ExecutionRequest, ToolFailure
+from executor_server.guest.wire.messages import Cancel, Execute
+from executor_server.sessions.journal.execution import Execution, ExecutionOwner, ExecutionRequest, ToolFailure
 from executor_server.sessions.journal.memory import TenantMemory
 from executor_server.sessions.journal.records import SegmentError
 from executor_server.sessions.journal.replay import replay
@@ -43,16 +40,8 @@ from executor_server.sessions.journal.sent_frames import Outgoing
 from executor_server.sessions.journal.state import JournalState, fingerprint
 
 
-class JournalOwner(Protocol):
+class JournalOwner(ExecutionOwner, Protocol):
     """A session, as far as its journal uses it."""
-
-    def send(self, message: Message, body: bytes) -> None:
-        """Sends a message to the guest."""
-        ...
-
-    def hold(self, holder: object, held: bool) -> None:
-        """Stops reading from the guest while any holder is full; resumes when none is."""
-        ...
 
     def refusal_of(self, execution_id: str, call: ToolCall) -> str | None:
         """Returns the reason why this tool call is withheld from clients; None if it is not."""
@@ -74,10 +63,6 @@ class JournalOwner(Protocol):
         """Notified of each event but the last."""
         ...
 
-    def on_end(self, execution_id: str, result: Result) -> None:
-        """Notified of each result."""
-        ...
-
 
 @dataclass(frozen=True)
 class JournalLimits:
@@ -88,7 +73,7 @@ class JournalLimits:
 
 
 class Journal:
-    """Owns the segments of one session, and the state that they record."""
+    """Owns the segments of one session, and the state that they record; `state` is for reading."""
 
     def __init__(
         self,
@@ -103,8 +88,8 @@ class Journal:
         """`memory` is shared with other journals; None: unlimited."""
         self._segments = segments
         self._owner = owner
-        self._state = JournalState(
-            self,
+        self.state = JournalState(
+            owner,
             limits.journal_bytes,
             limits.max_finished_executions,
             generation,
@@ -123,58 +108,7 @@ class Journal:
         Executions and journal refer to each other; without this only the garbage collector would free the events.
         """
         self._segments.close()
-        self._state.clear()
-
-    # -- state ---------------------------------------------------------------------------------------------------
-
-    @property
-    def running(self) -> dict[str, Execution]:
-        """Executions that have not ended, in order of arrival."""
-        return self._state.running
-
-    @property
-    def generation(self) -> int:
-        return self._state.generation
-
-    @property
-    def oom_kills(self) -> int:
-        return self._state.oom_kills
-
-    @property
-    def taken_seq(self) -> int:
-        """The number of the last guest frame in the segments."""
-        return self._state.taken_seq
-
-    @property
-    def lost(self) -> str | None:
-        """The reason why the session is lost, if the segments have one."""
-        return self._state.lost
-
-    def known(self, execution_id: str) -> Execution | None:
-        return self._state.executions.get(execution_id)
-
-    @property
-    def executions(self) -> list[Execution]:
-        """The executions that are kept, the oldest first."""
-        return list(self._state.executions.values())
-
-    @property
-    def network(self) -> list[NetworkUsage]:
-        """The network usage of each known execution."""
-        return [execution.network for execution in self._state.executions.values()]
-
-    def undecided(self) -> list[str]:
-        """Returns the executions whose result waits for its verdict."""
-        return list(self._state.undecided)
-
-    def is_undecided(self, execution_id: str) -> bool:
-        """Returns True if the result of an execution waits for its verdict."""
-        return execution_id in self._state.undecided
-
-    def is_suspect(self, execution_id: str) -> bool:
-        """Returns True if the kernel may have killed the execution's interpreter for memory."""
-        waiting = self._state.undecided.get(execution_id)
-        return waiting is not None and waiting.is_suspect
+        self.state.clear()
 
     # -- requests of clients --------------------------------------------------------------------------------------
 
@@ -183,7 +117,7 @@ class Journal:
 
         Compares the requested limits, not the granted ones, which may be lower by now.
         """
-        known = self.known(request.execution_id)
+        known = self.state.executions.get(request.execution_id)
         if known is not None and known.fingerprint != fingerprint(
             request.execution_id, request.mode.value, _asked(request), request.code.encode()
         ):
@@ -215,51 +149,31 @@ class Journal:
             branches=savepoints.branches if savepoints is not None and request.branch else None,
         )
         self._owner.send(execute, source)
-        return self._state.begin(execute, source)
+        return self.state.begin(execute, source)
 
     def stop(self, execution_id: str, reason: str) -> None:
         """Cancels a running or queued execution; its result states the reason."""
-        execution = self.running.get(execution_id)
+        execution = self.state.running.get(execution_id)
         if execution is not None and not execution.stopped:
             self._write(encode_frame(RecordKind.STOPPED, {"id": execution_id}, reason.encode("utf-8", "replace")))
             execution.note_stop(reason)
             execution.cancel()
 
-    def send_cancel(self, execution_id: str) -> None:
-        self._owner.send(Cancel(id=execution_id), b"")
-
-    def hold(self, holder: object, held: bool) -> None:
-        self._owner.hold(holder, held)
-
-    def on_end(self, execution_id: str, result: Result) -> None:
-        self._owner.on_end(execution_id, result)
-
-    def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
-        match answer:
-            case ToolFailure():
-                size = len(answer.arguments) or None
-                failed = ToolResult(id=execution_id, call=call_id, ok=False, type=answer.type, arguments=size)
-                self._owner.send(failed, answer.message.encode() + answer.arguments)
-            case BlobRef():
-                self._owner.send(ToolResult(id=execution_id, call=call_id, ok=True, blob=answer.blob_id), b"")
-            case bytes():
-                self._owner.send(ToolResult(id=execution_id, call=call_id, ok=True), answer)
-
     def note_sent(self, kind: int, seq: int, prefix: bytes, body: bytes) -> None:
         """Records a frame that is about to leave."""
         if kind in SENT:
             self._write(prefix, body)
-            self._state.sent.add(seq, self._segments.segment)
+            self.state.sent.add(seq, self._segments.segment)
 
     def note_delivered(self, seq: int) -> None:
         """Notes that the guest has taken our frames up to this number."""
-        self._state.sent.note_delivered(seq)
+        self.state.sent.note_delivered(seq)
 
     # -- frames of the guest -------------------------------------------------------------------------------------
 
     def take(self, frame: Frame) -> None:
         """Records and applies a frame about an execution. Raises FrameError before any change."""
-        execution, event = self._state.read(frame)
+        execution, event = self.state.read(frame)
         if isinstance(event, ToolCall) and self._owner.must_ask(event):
             self._hold(frame, execution, event)
             return
@@ -272,8 +186,8 @@ class Journal:
             self._discard(frame, execution)
             return
         self._write(frame.raw)
-        self._state.take(frame, execution, event, self._segments.segment)
-        if execution.execution_id in self._state.undecided:
+        self.state.take(frame, execution, event, self._segments.segment)
+        if execution.execution_id in self.state.undecided:
             self._owner.on_undecided(execution.execution_id)
         elif not isinstance(event, Result):
             self._owner.on_event(execution.execution_id, event)
@@ -281,29 +195,21 @@ class Journal:
     def _hold(self, frame: Frame, execution: Execution, call: ToolCall) -> None:
         self._write(encode_frame(RecordKind.HELD, {"id": execution.execution_id, "call": call.call_id}))
         self._segments.append(frame.raw)  # both records go into one segment
-        self._state.hold(frame, execution, call, self._segments.segment)
+        self.state.hold(frame, execution, call, self._segments.segment)
         self._owner.on_held(execution.execution_id, call)
-
-    def held(self) -> list[tuple[str, ToolCall]]:
-        """Returns the tool calls that wait for an approval, with the ids of their executions."""
-        return [(execution_id, held.call) for (execution_id, _), held in self._state.held.items()]
-
-    def is_held(self, execution_id: str, call_id: str) -> bool:
-        return (execution_id, call_id) in self._state.held
 
     def release(self, execution_id: str, call_id: str) -> None:
         """Publishes a held call: it was approved."""
-        held = self._state.held[execution_id, call_id]
+        held = self.state.held[execution_id, call_id]
         self._write(encode_frame(RecordKind.RELEASED, {"id": execution_id, "call": call_id}))
         self._segments.append(held.raw)  # again, since the segment of HELD may be removed
-        self._state.release(execution_id, call_id)
+        self.state.release(execution_id, call_id)
         self._owner.on_event(execution_id, held.call)
 
     def deny(self, execution_id: str, call_id: str, failure: ToolFailure) -> None:
         """Answers a held call with a failure; no client gets to see it."""
-        self.send_answer(execution_id, call_id, failure)
-        del self._state.held[execution_id, call_id]
-        self.running[execution_id].note_answer(call_id)
+        del self.state.held[execution_id, call_id]
+        self.state.running[execution_id].send_answer(call_id, failure)
 
     def _withhold(self, frame: Frame, execution: Execution, call: ToolCall, refusal: str) -> None:
         """Ends an execution instead of passing its tool call to a client.
@@ -313,7 +219,7 @@ class Journal:
         """
         head = {"id": execution.execution_id, "call": call.call_id}
         self._write(encode_frame(RecordKind.STOPPED, head, refusal.encode("utf-8", "replace"), frame.seq, frame.ack))
-        self._state.withhold(frame, execution, call.call_id, refusal)
+        self.state.withhold(frame, execution, call.call_id, refusal)
         execution.cancel()
 
     def _discard(self, frame: Frame, execution: Execution) -> None:
@@ -323,52 +229,52 @@ class Journal:
         the result.
         """
         is_first = not execution.discarded_bytes
-        self._state.discard(frame, execution, execution.discarded_bytes + len(frame.raw))
+        self.state.discard(frame, execution, execution.discarded_bytes + len(frame.raw))
         if is_first:
             self._note_discarded(execution)
 
     def _note_discarded(self, execution: Execution) -> None:
         if execution.discarded_bytes:
             head = {"id": execution.execution_id, "bytes": execution.discarded_bytes}
-            self._write(encode_frame(RecordKind.DISCARDED, head, b"", self.taken_seq))
+            self._write(encode_frame(RecordKind.DISCARDED, head, b"", self.state.taken_seq))
 
     # -- findings of the daemon ------------------------------------------------------------------------------------
 
     def note_network(self, execution_id: str, used: NetworkUsage) -> None:
         """Records what an execution that has not ended has used of the network so far."""
-        execution = self.running.get(execution_id)
+        execution = self.state.running.get(execution_id)
         if execution is not None and execution.network != used:
             self._write(encode_frame(RecordKind.NETWORK, {"id": execution_id, **vars(used)}))
-            self._state.note_network(execution_id, used)
+            self.state.note_network(execution_id, used)
 
     def add_notice(self, execution_id: str, text: str) -> None:
         """Adds a line to the log of an execution that has not ended."""
-        if execution_id in self.running:
+        if execution_id in self.state.running:
             body = text.encode("utf-8", "replace")
             self._write(encode_frame(RecordKind.NOTICE, {"id": execution_id}, body))
-            self._state.add_notice(execution_id, body.decode())
+            self.state.add_notice(execution_id, body.decode())
 
     def decide(self, execution_id: str, oom_kills: int | None) -> None:
         """Ends an undecided execution. `oom_kills`: the kernel's count of kills for memory, for a suspect."""
-        waiting = self._state.undecided.get(execution_id)
+        waiting = self.state.undecided.get(execution_id)
         if waiting is not None:
             counted = {} if oom_kills is None else {"oom_kills": oom_kills}
             # The result is written again, since its first segment may be removed. Both records go into one segment;
             # otherwise a removed segment could leave a result without its verdict.
             self._write(encode_frame(RecordKind.VERDICT, {"id": execution_id, **counted}))
             self._segments.append(waiting.raw)
-            self._state.decide(execution_id, waiting.result, oom_kills, len(waiting.raw))
+            self.state.decide(execution_id, waiting.result, oom_kills, len(waiting.raw))
 
     def lose(self, reason: str) -> None:
         """Records that the session and its running executions are lost."""
-        if self.lost is None:
+        if self.state.lost is None:
             self._write(encode_frame(RecordKind.LOST, {}, reason.encode("utf-8", "replace")))
-            self._state.lose(reason)
+            self.state.lose(reason)
             self._segments.close()  # no record follows
 
     def end_all(self, outcome: Outcome, error: ErrorDetail) -> None:
         """Ends running executions without a record, for a session that no later daemon may recover."""
-        self._state.end_all(outcome, error)
+        self.state.end_all(outcome, error)
 
     # -- segments ------------------------------------------------------------------------------------------------
 
@@ -381,9 +287,9 @@ class Journal:
     def _begin_segment(self) -> None:
         if self._segments.broken:
             return
-        self._state.end_segment()
-        self._segments.begin_segment(self._state.snapshot(), without=self._state.unneeded_segments())
-        self._state.begin_segment(self._segments.segment)
+        self.state.end_segment()
+        self._segments.begin_segment(self.state.snapshot(), without=self.state.unneeded_segments())
+        self.state.begin_segment(self._segments.segment)
 
     def replay(self) -> None:
         """Applies all records of the segments; new records are appended to them.
@@ -391,22 +297,22 @@ class Journal:
         Raises SegmentError at damage: the records before it have taken effect then, and no more will be written.
         """
         try:
-            replay(self._segments, self._state)
+            replay(self._segments, self.state)
         except SegmentError:
             self._segments.close()
             raise
-        if self.lost is not None:
+        if self.state.lost is not None:
             self._segments.close()
 
     def resume(self, taken: int) -> list[Outgoing]:
         """Returns the frames to send first, again, to a guest that has taken our frames up to this number."""
-        if self._state.sent.to_send_again():  # else no record is written, so a full disk costs no idle session
+        if self.state.sent.to_send_again():  # else no record is written, so a full disk costs no idle session
             self._write(encode_frame(RecordKind.RESUMED, {"taken": taken}))
-            self._state.sent.renumber(taken)
+            self.state.sent.renumber(taken)
         # The earlier daemon may have died between its STOPPED record and the frame. A second cancel is harmless.
-        stopped = [execution_id for execution_id, execution in self.running.items() if execution.stopped]
+        stopped = [execution_id for execution_id, execution in self.state.running.items() if execution.stopped]
         return [
-            *self._state.sent.to_send_again(),
+            *self.state.sent.to_send_again(),
             *((Cancel(id=execution_id), b"") for execution_id in stopped),
         ]
 

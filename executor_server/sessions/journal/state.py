@@ -45,7 +45,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 from executor_server.backends.channel import read_event, read_result
 from executor_server.core import (
@@ -96,20 +96,12 @@ class Undecided:
     is_suspect: bool  # the kernel may have killed the interpreter for its memory
 
 
-class StateOwner(ExecutionOwner, Protocol):
-    """The journal, as far as its state uses it."""
-
-    def on_end(self, execution_id: str, result: Result) -> None:
-        """Notified of each execution that has ended, but not during a replay."""
-        ...
-
-
 class JournalState:
     """Owns the executions of one session. `running` has those that have not ended, in order of arrival."""
 
     def __init__(
         self,
-        owner: StateOwner,
+        owner: ExecutionOwner,
         journal_bytes: int,
         max_finished_executions: int,
         generation: int,

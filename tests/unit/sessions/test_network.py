@@ -440,7 +440,7 @@ async def test_connections_and_what_executions_used_survive_a_kill_before_the_ne
     second = await start()
     again = second.manager.get(OWNER, session.session_id)
     assert again.network.usage == NetworkUsage(3, 0, 20, 40)
-    assert again.executions.journal.running["e3"].network == NetworkUsage(1, 0, 0, 0)
+    assert again.executions.journal.state.running["e3"].network == NetworkUsage(1, 0, 0, 0)
 
 
 async def test_a_result_that_waited_when_the_daemon_was_killed_ends_in_the_next(start: Any) -> None:
@@ -451,7 +451,7 @@ async def test_a_result_that_waited_when_the_daemon_was_killed_ends_in_the_next(
     never = asyncio.Event()
     first.egress.settle = lambda _: never.wait()
     first.guest.end("e")
-    assert await eventually_async(lambda: session.executions.journal.undecided() == ["e"])
+    assert await eventually_async(lambda: list(session.executions.journal.state.undecided) == ["e"])
     await first.manager.sweeper.sweep()
     second = await start()
     result = (await outcome_of(second.manager.get(OWNER, session.session_id).execution("e")))[1]

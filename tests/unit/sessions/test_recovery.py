@@ -231,7 +231,7 @@ async def test_what_killed_the_interpreter_is_found_out_by_the_next_daemon(start
     session._sandbox.oom_kills = asyncio.Event().wait
     await execute(session)
     guest_of(first).end("e", outcome="crashed", variables="reset", generation=2, oom_suspect=True)
-    assert await eventually_async(lambda: session.executions.journal.undecided())
+    assert await eventually_async(lambda: session.executions.journal.state.undecided)
     del first.backend.made[0].oom_kills
     first.backend.made[0].kills = 1
     second = await start()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
-from typing import Any
 
 import pytest
 
@@ -17,11 +16,12 @@ from executor_server.core.model import (
     Image,
     Log,
     Outcome,
-    Payload,
     Result,
     ToolCall,
     VariablesState,
 )
+from executor_server.guest.wire.messages import Cancel, ToolResult
+from executor_server.guest.wire.schema import Message
 from executor_server.sessions.journal.execution import Execution, ToolFailure
 
 END = Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1)
@@ -31,18 +31,17 @@ class Asked:
     """The owner of an execution, and what the execution asked of it."""
 
     def __init__(self) -> None:
-        self.cancelled: list[str] = []
-        self.answered: list[tuple[str, str, Any]] = []
+        self.sent: list[tuple[Message, bytes]] = []
         self.held: list[bool] = []
 
     def execution(self, journal_bytes: int = 10**6) -> Execution:
         return Execution("e", b"", "policy", journal_bytes, self)
 
-    def send_cancel(self, execution_id: str) -> None:
-        self.cancelled.append(execution_id)
+    def send(self, message: Message, body: bytes) -> None:
+        self.sent.append((message, body))
 
-    def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
-        self.answered.append((execution_id, call_id, answer))
+    def on_end(self, execution_id: str, result: Result) -> None:
+        raise AssertionError("the journal reports ends")
 
     def hold(self, holder: object, held: bool) -> None:
         self.held.append(held)
@@ -209,7 +208,7 @@ def test_cancel_is_passed_on_until_the_end() -> None:
     execution.cancel()
     execution.publish(END)
     execution.cancel()
-    assert asked.cancelled == ["e"]
+    assert asked.sent == [(Cancel(id="e"), b"")]
 
 
 def test_a_cancelled_execution_holds_nobody() -> None:
@@ -241,7 +240,10 @@ async def test_a_tool_call_is_answered_exactly_once() -> None:
     execution.submit_tool_result("c1", ToolFailure("ValueError", "no"))
     for call_id in ("c1", "c2"):
         assert await refusal(execution, call_id) == (PreconditionFailed, Reason.TOOL_CALL_ANSWERED)
-    assert asked.answered == [("e", "c2", b"two"), ("e", "c1", ToolFailure("ValueError", "no"))]
+    assert asked.sent == [
+        (ToolResult(id="e", call="c2", ok=True), b"two"),
+        (ToolResult(id="e", call="c1", ok=False, type="ValueError"), b"no"),
+    ]
 
 
 async def test_an_answer_to_nothing_or_too_late_is_refused_by_its_reason() -> None:
@@ -254,7 +256,7 @@ async def test_an_answer_to_nothing_or_too_late_is_refused_by_its_reason() -> No
     assert await refusal(execution, "never") == (NotFound, Reason.TOOL_CALL_NOT_FOUND)
     assert await refusal(execution, "open") == (PreconditionFailed, Reason.EXECUTION_ENDED)
     assert await refusal(execution, "answered") == (PreconditionFailed, Reason.TOOL_CALL_ANSWERED)
-    assert len(asked.answered) == 1
+    assert len(asked.sent) == 1
 
 
 async def refusal(execution: Execution, call_id: str) -> tuple[type[ExecutorError], Reason]:

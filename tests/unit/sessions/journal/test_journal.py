@@ -159,19 +159,19 @@ async def test_events_come_back_under_their_numbers(bench: Bench, tmp_path: Path
     bench.log("e2", "two")
     with replayed(bench.files, tmp_path / "next") as after:
         journal = after.journal
-        assert list(journal.running) == ["e2"]
-        assert (journal.generation, journal.taken_seq) == (3, 4)
-        again = journal.known("e1")
+        assert list(journal.state.running) == ["e2"]
+        assert (journal.state.generation, journal.state.taken_seq) == (3, 4)
+        again = journal.state.executions.get("e1")
         assert again is not None
         assert await read(again) == await read(first)
         assert again.fingerprint == first.fingerprint
-        running = journal.known("e2")
+        running = journal.state.executions.get("e2")
         assert running is not None
         assert held_events(running) == held_events(second) == [Event(1, Queued(1)), Event(2, Log("stdout", "two"))]
         assert journal.known_as(ExecutionRequest("e2", "2", MODE, ASKED)) is running
         with pytest.raises(InvalidRequest):
             journal.known_as(ExecutionRequest("e2", "3", MODE, ASKED))
-        after.guest_seq = journal.taken_seq
+        after.guest_seq = journal.state.taken_seq
         after.end("e2", generation=3)
         assert running.done
     assert after.ended == ["e2"], "what had ended before was reported before"
@@ -183,7 +183,7 @@ async def test_an_answered_call_is_answered_in_the_next_daemon_too(bench: Bench,
     bench.call("e", "c2")
     execution.submit_tool_result("c1", ToolFailure("ValueError", "no"))
     with replayed(bench.files, tmp_path / "next") as after:
-        again = after.journal.known("e")
+        again = after.journal.state.executions.get("e")
         assert again is not None
         with pytest.raises(Exception, match="has been answered"):
             again.submit_tool_result("c1", b"late")
@@ -223,9 +223,9 @@ async def test_a_result_waits_for_its_verdict_in_the_next_daemon(bench: Bench, t
     bench.execute("e1")
     bench.end("e1", outcome="crashed", oom_suspect=True)
     assert bench.undecided == ["e1"]
-    assert bench.journal.is_suspect("e1")
+    assert bench.journal.state.undecided["e1"].is_suspect
     with replayed(bench.files, tmp_path / "next") as after:
-        assert after.journal.undecided() == ["e1"]
+        assert list(after.journal.state.undecided) == ["e1"]
         after.journal.decide("e1", 1)
         after.guest_seq = 1
         after.execute("e2")
@@ -233,7 +233,7 @@ async def test_a_result_waits_for_its_verdict_in_the_next_daemon(bench: Bench, t
         after.journal.decide("e2", 1)
         files = after.files
     with replayed(files, tmp_path / "third") as third:
-        outcomes = [(await read(third.journal._state.executions[name]))[-1].kind for name in ("e1", "e2")]
+        outcomes = [(await read(third.journal.state.executions[name]))[-1].kind for name in ("e1", "e2")]
         assert [each.outcome for each in outcomes if isinstance(each, Result)] == [
             Outcome.OUT_OF_MEMORY,
             Outcome.CRASHED,
@@ -247,11 +247,11 @@ async def test_in_a_sandbox_with_a_network_every_result_waits_for_what_it_used(t
     bench.journal.note_network("e", NetworkUsage(1, 0, 10, 20))
     bench.end("e")
     assert (bench.undecided, execution.done) == (["e"], False)
-    assert not bench.journal.is_suspect("e")
+    assert not bench.journal.state.undecided["e"].is_suspect
     with replayed(bench.files, tmp_path / "next", has_network=True) as after:
-        again = after.journal.known("e")
+        again = after.journal.state.executions.get("e")
         assert again is not None
-        assert (after.journal.undecided(), again.network) == (["e"], NetworkUsage(1, 0, 10, 20))
+        assert (list(after.journal.state.undecided), again.network) == (["e"], NetworkUsage(1, 0, 10, 20))
     used = NetworkUsage(2, 1, 30, 40)
     bench.journal.note_network("e", used)
     bench.journal.decide("e", None)
@@ -270,11 +270,11 @@ async def test_a_line_of_the_daemon_stands_in_the_log_also_while_the_result_wait
     bench.log("e", "one")
     bench.journal.add_notice("e", "two \udc80\n")
     bench.end("e")
-    assert bench.journal.is_undecided("e")
+    assert "e" in bench.journal.state.undecided
     bench.journal.add_notice("e", "three\n")
     bench.journal.decide("e", None)
     bench.journal.add_notice("e", "too late")
-    assert not bench.journal.is_undecided("e")
+    assert "e" not in bench.journal.state.undecided
     for events in (await read(execution), await reread(bench, tmp_path, has_network=True)):
         assert [event.kind for event in events][:-1] == [
             *(Log("stdout", "one"), Log("stderr", "two ?\n")),
@@ -311,10 +311,10 @@ def test_a_use_of_the_network_that_is_none_is_damage(tmp_path: Path, harm: dict[
 async def test_a_lost_session_stays_lost_for_the_same_reason(bench: Bench, tmp_path: Path) -> None:
     execution = bench.execute("e")
     bench.journal.lose("it caught fire")
-    assert bench.journal.lost == "it caught fire"
+    assert bench.journal.state.lost == "it caught fire"
     with replayed(bench.files, tmp_path / "next") as after:
-        assert after.journal.lost == "it caught fire"
-        again = after.journal.known("e")
+        assert after.journal.state.lost == "it caught fire"
+        again = after.journal.state.executions.get("e")
         assert again is not None
         assert await read(again) == await read(execution)
 
@@ -337,9 +337,9 @@ def test_what_was_stopped_is_cancelled_by_the_daemon_that_comes_before_it_has_en
     assert bench.sent[-1][0].kind == Kind.CANCEL
     with replayed(bench.files, tmp_path / "next") as after:
         assert after.journal.resume(bench.seq) == [(Cancel(id="e"), b"")]
-        assert after.journal.taken_seq == bench.guest_seq
+        assert after.journal.state.taken_seq == bench.guest_seq
         after.end("e", outcome="cancelled")
-        (last,) = (event.kind for event in held_events(after.journal._state.executions["e"]))
+        (last,) = (event.kind for event in held_events(after.journal.state.executions["e"]))
     assert isinstance(last, Result)
     assert last.error == ErrorDetail("Cancelled", "not recorded")
     assert last.policy_fingerprint == "policy"
@@ -356,8 +356,8 @@ def test_a_frame_that_is_refused_is_not_recorded(bench: Bench, tmp_path: Path) -
         with pytest.raises(FrameError):
             bench.say(kind, head)
     with replayed(bench.files, tmp_path / "next") as after:
-        assert list(after.journal.running) == ["e"]
-        assert after.journal.taken_seq == 0
+        assert list(after.journal.state.running) == ["e"]
+        assert after.journal.state.taken_seq == 0
 
 
 # -- cancelled executions without readers
@@ -384,7 +384,7 @@ async def test_what_a_cancelled_execution_says_without_room_is_cut_and_the_cut_i
     assert end.kind.outcome is Outcome.CANCELLED
     assert sum(map(len, bench.files.values())) < 10_000, "what is discarded takes no room on the disk either"
     with replayed(bench.files, tmp_path / "next", journal_bytes=3000) as after:
-        again = after.journal.known("e")
+        again = after.journal.state.executions.get("e")
         assert again is not None
         assert await read(again) == [*kept, cut, end]
     bench.journal.close()
@@ -401,7 +401,7 @@ async def test_killed_in_the_middle_of_a_cut_the_next_daemon_tells_of_it_too(tmp
     bench.journal._begin_segment()
     bench.log("e", "z" * 500)
     with replayed(bench.files, tmp_path / "next", journal_bytes=3000) as after:
-        again = after.journal.known("e")
+        again = after.journal.state.executions.get("e")
         assert again is not None
         assert not after.held
         after.guest_seq = bench.guest_seq
@@ -432,7 +432,7 @@ async def test_an_output_of_which_pieces_were_cut_is_not_told_as_one(tmp_path: P
 
 async def reread(bench: Bench, directory: Path, **options: Any) -> list[Event]:
     with replayed(bench.files, directory / "next", **options) as after:
-        execution = after.journal.known("e")
+        execution = after.journal.state.executions.get("e")
         assert execution is not None
         return await read(execution)
 
@@ -462,20 +462,21 @@ class Drama:
 
     async def step(self) -> None:
         self.wrote_one = True
-        running = list(self.bench.journal.running)
-        free = [name for name in running if name not in self.bench.journal._state.undecided]
+        running = list(self.bench.journal.state.running)
+        free = [name for name in running if name not in self.bench.journal.state.undecided]
         if len(running) < 3 and (not free or self.chance.random() < 0.2):
             self.names += 1
             name = f"e{self.names % 12}"  # some ids are used again, once they are forgotten
-            if self.bench.journal.known(name) is None:
+            if self.bench.journal.state.executions.get(name) is None:
                 self.bench.execute(name, f"{self.names}")
             return
         if not free:
             oom_kills = self.chance.choice([None, 0, self.names])
-            self.bench.journal.decide(running[0], oom_kills if self.bench.journal.is_suspect(running[0]) else None)
+            is_suspect = self.bench.journal.state.undecided[running[0]].is_suspect
+            self.bench.journal.decide(running[0], oom_kills if is_suspect else None)
             return
         name = self.chance.choice(free)
-        execution = self.bench.journal.running[name]
+        execution = self.bench.journal.state.running[name]
         what = self.chance.random()
         if what < 0.5:
             self.bench.log(
@@ -486,7 +487,7 @@ class Drama:
             self.open.append((name, f"c{execution.last_number - 1}"))
         elif what < 0.75 and self.open:
             name, call_id = self.open.pop()
-            if (called := self.bench.journal.running.get(name)) is not None and call_id in called._open_calls:
+            if (called := self.bench.journal.state.running.get(name)) is not None and call_id in called._open_calls:
                 called.submit_tool_result(call_id, self.chance.randbytes(self.chance.randrange(300)))
         elif what < 0.82:
             await self._read_some(execution)
@@ -499,7 +500,7 @@ class Drama:
             self.bench.journal.note_network(name, replace(used, sent_bytes=used.sent_bytes + self.names))
         else:
             self.bench.end(
-                name, generation=self.bench.journal.generation + self.chance.randrange(2), oom_suspect=what > 0.95
+                name, generation=self.bench.journal.state.generation + self.chance.randrange(2), oom_suspect=what > 0.95
             )
 
     def _stop(self, name: str, *, withheld: bool) -> None:
@@ -507,7 +508,7 @@ class Drama:
         self.wrote_one = False
         if withheld:
             self.bench.refusal = f"refused {self.names}"
-            self.bench.call(name, f"w{self.bench.journal.taken_seq}")
+            self.bench.call(name, f"w{self.bench.journal.state.taken_seq}")
             self.bench.refusal = None
         else:
             self.bench.journal.stop(name, f"stopped {self.names}")
@@ -525,20 +526,20 @@ def known(bench: Bench) -> dict[str, Any]:
     """Returns all that another daemon must know."""
     journal = bench.journal
     return {
-        "running": list(journal.running),
-        "generation": journal.generation,
-        "oom_kills": journal.oom_kills,
-        "taken": journal.taken_seq,
-        "undecided": journal.undecided(),
+        "running": list(journal.state.running),
+        "generation": journal.state.generation,
+        "oom_kills": journal.state.oom_kills,
+        "taken": journal.state.taken_seq,
+        "undecided": list(journal.state.undecided),
         "executions": {
             name: (
                 *(each.fingerprint, each.policy_fingerprint, each.stopped, each._cancelled, each.discarded_bytes > 0),
                 each.network,
                 *(each.last_number, each.done, dict(each._open_calls), held_events(each)),
             )
-            for name, each in journal._state.executions.items()
+            for name, each in journal.state.executions.items()
         },
-        "undelivered": sorted(journal._state.sent.seqs),
+        "undelivered": sorted(journal.state.sent.seqs),
     }
 
 
@@ -611,7 +612,7 @@ async def test_segments_before_a_gap_are_not_needed(tmp_path: Path, monkeypatch:
     assert "1" in bench.files
     assert len(bench.files) < 6
     with replayed(bench.files, tmp_path / "next", journal_bytes=3000) as after:
-        old, again = after.journal.known("old"), after.journal.known("flood")
+        old, again = after.journal.state.executions.get("old"), after.journal.state.executions.get("flood")
         assert old is not None
         assert again is not None
         assert [event.kind for event in await read(old)][:-1] == [Log("stdout", "kept")]
@@ -667,7 +668,7 @@ async def test_a_damaged_journal_is_read_as_far_as_it_goes_and_says_so(bench: Be
     with pytest.raises(SegmentError):
         after.journal.replay()
     if harm in ("garbage", "no snapshot", "an event of an unknown execution"):
-        again = after.journal.known("e")
+        again = after.journal.state.executions.get("e")
         assert again is not None
         assert again.done
     size = {path.name: path.stat().st_size for path in after.directory.iterdir()}
@@ -683,7 +684,7 @@ async def test_a_snapshot_that_was_torn_is_as_if_it_had_not_begun(bench: Bench, 
     files = bench.files
     for cut in (0, 3, len(files["2"]) - 1):
         with replayed({**files, "head": head, "2": files["2"][:cut]}, tmp_path / "next") as after:
-            again = after.journal.known("e")
+            again = after.journal.state.executions.get("e")
             assert again is not None
             assert held_events(again) == held_events(execution)
             after.guest_seq = 1
@@ -695,7 +696,7 @@ def test_an_end_by_closing_says_so(bench: Bench) -> None:
     bench.execute("e")
     bench.journal.end_all(Outcome.CANCELLED, ErrorDetail("SessionEnded", "over"))
     assert bench.ended == ["e"]
-    assert not bench.journal.running
+    assert not bench.journal.state.running
 
 
 def test_a_restored_execution_is_checked_like_a_frame(bench: Bench) -> None:
@@ -722,15 +723,19 @@ async def test_an_execution_that_was_forgotten_meanwhile_holds_back_no_guest(
     for number in range(5):  # they wait and are cancelled
         bench.execute(f"other{number}", "x" * 9000)
         bench.end(f"other{number}")
-    assert bench.journal.known("flood") is None
+    assert bench.journal.state.executions.get("flood") is None
     assert {"1", "2", "3", "4"} & bench.files.keys() == {"1"}
     with replayed(bench.files, tmp_path / "after", **limits) as after:
-        assert list(after.journal.running) == ["next"]
+        assert list(after.journal.state.running) == ["next"]
         assert not after.held
     bench.journal.close()
 
 
 # -- calls that wait for an approval
+
+
+def held_calls(bench: Bench) -> list[tuple[str, ToolCall]]:
+    return [(execution_id, held.call) for (execution_id, _), held in bench.journal.state.held.items()]
 
 
 async def test_a_held_call_is_no_event_until_it_is_released(bench: Bench, tmp_path: Path) -> None:
@@ -755,14 +760,14 @@ async def test_a_held_call_is_no_event_until_it_is_released(bench: Bench, tmp_pa
     assert held_events(execution) == released
 
     with replayed(bench.files, tmp_path / "next") as after:
-        again = after.journal.known("e")
+        again = after.journal.state.executions.get("e")
         assert again is not None and held_events(again) == released
-        assert after.journal.held() == [("e", ToolCall("c3", "f", b"args"))], "the next daemon asks for it again"
-        after.guest_seq = after.journal.taken_seq
+        assert held_calls(after) == [("e", ToolCall("c3", "f", b"args"))], "the next daemon asks for it again"
+        after.guest_seq = after.journal.state.taken_seq
         after.journal.release("e", "c3")
         assert held_events(again)[-1] == Event(3, ToolCall("c3", "f", b"args"))
     bench.end("e")
-    assert not bench.journal.is_held("e", "c3")
+    assert held_calls(bench) == []
 
 
 async def test_a_held_call_outlives_its_segment(bench: Bench, tmp_path: Path) -> None:
@@ -773,11 +778,11 @@ async def test_a_held_call_outlives_its_segment(bench: Bench, tmp_path: Path) ->
         bench.log("e", "x" * 1_000_000)
         execution.drop_read()
     with replayed(bench.files, tmp_path / "next") as after:
-        assert after.journal.held() == [("e", ToolCall("c", "f", b"args"))]
-        after.guest_seq = after.journal.taken_seq
+        assert held_calls(after) == [("e", ToolCall("c", "f", b"args"))]
+        after.guest_seq = after.journal.state.taken_seq
         after.journal.release("e", "c")
         files = after.files
     with replayed(files, tmp_path / "last") as last:
-        again = last.journal.known("e")
+        again = last.journal.state.executions.get("e")
         assert again is not None and held_events(again)[-1].kind == ToolCall("c", "f", b"args")
-        assert last.journal.held() == []
+        assert held_calls(last) == []

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 
-from executor_server.core.model import Log, Outcome, Payload, Result, VariablesState
-from executor_server.sessions.journal.execution import Execution, ToolFailure
+from executor_server.core.model import Log, Outcome, Result, VariablesState
+from executor_server.guest.wire.schema import Message
+from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.journal.memory import JournalMemory
 
 KiB = 1024
@@ -25,11 +26,11 @@ class Bench:
     def execution(self, tenant: str, name: str) -> Execution:
         return Execution(name, b"", "policy", 100 * TOTAL, self, self.memory.of(tenant))
 
-    def send_cancel(self, execution_id: str) -> None:
-        raise AssertionError("nothing is cancelled here")
+    def send(self, message: Message, body: bytes) -> None:
+        raise AssertionError("nothing is sent here")
 
-    def send_answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
-        raise AssertionError("nothing is answered here")
+    def on_end(self, execution_id: str, result: Result) -> None:
+        raise AssertionError("the journal reports ends")
 
     def hold(self, holder: object, held: bool) -> None:
         (self.held.add if held else self.held.discard)(str(holder))

@@ -21,7 +21,6 @@ from executor_server.backends.channel import GuestChannel
 from executor_server.core import (
     BlobRef,
     EventKind,
-    ExecutionLimits,
     ExecutorError,
     LimitWarning,
     Log,
@@ -98,7 +97,6 @@ class Executions:
         )
         self.on_result: Callable[[Result], None] = lambda _result: None
         self._refuses_new = False
-        self._last_granted: tuple[SessionSpec, RequestedLimits, ExecutionLimits] | None = None
         self._begun_s: dict[str, float] = {}  # when each running execution began, or was recovered
         self._printed_bytes: Counter[str] = Counter()  # by execution; what this daemon has read
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
@@ -129,7 +127,7 @@ class Executions:
         self._require_room()
         spec = self._session.spec
         _check_undo(spec, request)
-        granted = self._granted(spec, limits)
+        granted = execution_limits(spec, limits)
         give_back = await self._admission.execution(self._session.facts, execution_id, code, granted)
         try:
             # Checked again: admission was an await (see the module's docstring).
@@ -140,7 +138,7 @@ class Executions:
             if self._session.spec is not spec:
                 spec = self._session.spec
                 _check_undo(spec, request)
-                granted = self._granted(spec, limits)
+                granted = execution_limits(spec, limits)
             rules = spec.state if savepoint or branch else None
             execution = self.journal.execute(request, granted, spec.policy.fingerprint, rules)
             execution.start_time_s = time.time()
@@ -155,12 +153,6 @@ class Executions:
             give_back()
         self._log.debug("execution_started", execution_id=execution_id, source_chars=len(code))
         return execution
-
-    def _granted(self, spec: SessionSpec, asked: RequestedLimits) -> ExecutionLimits:
-        """Returns the limits of an execution; most requests ask for the same limits as the one before."""
-        if self._last_granted is None or self._last_granted[0] is not spec or self._last_granted[1] != asked:
-            self._last_granted = (spec, asked, execution_limits(spec, asked))
-        return self._last_granted[2]
 
     def _require_room(self) -> None:
         self._session.require_alive()

@@ -15,8 +15,7 @@ from executor_server.sessions import SessionManager
 from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.journal.registry import Registry, SessionRecord
 from executor_server.sessions.pool.asked_kinds import AskedSettings
-from executor_server.sessions.pool.making import make_ready
-from executor_server.sessions.pool.pool import PoolSettings, WarmPool
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool, make_ready
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import enum
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -21,29 +20,23 @@ class ReadySandbox:
     warm: bool
 
 
-@dataclass(frozen=True)
+@dataclass
 class PoolStats:
     """Counts of one kind since the pool started: made = depth + hits + lost + outdated + closed."""
 
-    size: int  # sandboxes that shall be kept
-    depth: int  # sandboxes that are kept
-    making: int
-    hits: int  # kept ones that were taken
-    misses: int  # ones that were made on demand
-    made: int  # ones that were made to be kept
-    failed: int  # failed attempts to make one
-    lost: int  # discarded: died while kept
-    outdated: int  # discarded: out of date, replaced by a better one, or more than shall be kept
-    closed: int  # discarded: kept when the pool closed
-    ready_count: int  # ones that got ready, kept or on demand; the seconds that it took follow
-    ready_time_sum_s: float
-    ready_time_last_s: float
-
-
-class Discard(enum.Enum):
-    LOST = "lost"
-    OUTDATED = "outdated"
-    CLOSED = "closed"
+    size: int = 0  # sandboxes to keep
+    depth: int = 0  # kept sandboxes
+    making: int = 0
+    hits: int = 0  # kept ones that were taken
+    misses: int = 0  # made on demand
+    made: int = 0  # made to be kept
+    failed: int = 0  # failed attempts to make one
+    lost: int = 0  # discarded: died while kept
+    outdated: int = 0  # discarded: out of date, replaced by a better one, or surplus
+    closed: int = 0  # discarded: kept when the pool closed
+    ready_count: int = 0  # got ready, kept or on demand; the seconds that it took follow
+    ready_time_sum_s: float = 0.0
+    ready_time_last_s: float = 0.0
 
 
 @dataclass
@@ -60,14 +53,7 @@ class Kind:
     backoff_s: float = 0.0
     retry_s: float = 0.0  # time of the next attempt
     failing: bool = False
-    hits: int = 0
-    misses: int = 0
-    made: int = 0
-    failed: int = 0
-    discarded: Counter[Discard] = field(default_factory=Counter)
-    ready_count: int = 0
-    ready_time_sum_s: float = 0.0
-    ready_time_last_s: float = 0.0
+    counts: PoolStats = field(default_factory=PoolStats)  # without size, depth and making
 
     @property
     def wants(self) -> bool:
@@ -105,23 +91,9 @@ class Kind:
         return order.index(ready.sandbox.backend_name) if ready.sandbox.backend_name in order else 0
 
     def note_ready(self, took_s: float) -> None:
-        self.ready_count += 1
-        self.ready_time_sum_s += took_s
-        self.ready_time_last_s = took_s
+        self.counts.ready_count += 1
+        self.counts.ready_time_sum_s += took_s
+        self.counts.ready_time_last_s = took_s
 
     def stats(self) -> PoolStats:
-        return PoolStats(
-            size=self.size,
-            depth=len(self.kept),
-            making=self.making,
-            hits=self.hits,
-            misses=self.misses,
-            made=self.made,
-            failed=self.failed,
-            lost=self.discarded[Discard.LOST],
-            outdated=self.discarded[Discard.OUTDATED],
-            closed=self.discarded[Discard.CLOSED],
-            ready_count=self.ready_count,
-            ready_time_sum_s=self.ready_time_sum_s,
-            ready_time_last_s=self.ready_time_last_s,
-        )
+        return replace(self.counts, size=self.size, depth=len(self.kept), making=self.making)

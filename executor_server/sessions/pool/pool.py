@@ -18,12 +18,13 @@ import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 
 import structlog
 
 from executor_server.backends import Backend, Sandbox
+from executor_server.backends.channel import READY_TIME_S, GuestChannel, GuestEndpoint, UnreachedError
 from executor_server.core import (
     BackendFull,
     EnvironmentFailed,
@@ -34,13 +35,15 @@ from executor_server.core import (
 )
 from executor_server.policy import WarmSandboxes
 from executor_server.sessions.pool.asked_kinds import AskedKinds, AskedSettings
-from executor_server.sessions.pool.kind import Discard, Kind, PoolStats, ReadySandbox
-from executor_server.sessions.pool.making import make_ready
+from executor_server.sessions.pool.fail_over import create_with
+from executor_server.sessions.pool.kind import Kind, PoolStats, ReadySandbox
 
 # Seconds from a take until a refill: making a sandbox takes a processor, and the new session's first step goes first.
 _REFILL_PAUSE_S = 0.05
 # Seconds between two attempts to make sandboxes: starting a process blocks the event loop.
 _PAUSE_S = 0.01
+# Connections that are tried to a new sandbox, where connections break by themselves.
+_FIRST_CONNECTIONS_MAX = 3
 
 Prepare = Callable[[Sequence[SandboxSpec]], Awaitable[Iterable[SandboxSpec]]]
 """Prepares a backend for these kinds and no others; returns those that it makes better from now on."""
@@ -60,7 +63,6 @@ class PoolSettings:
     max_backoff_s: float = 60.0
     ping_interval_s: float = 10.0
     check_interval_s: float = 5.0  # between two checks that kept ones are up to date
-    stats_interval_s: float = 300.0
     asked: AskedSettings = field(default_factory=AskedSettings)
     # Before a backend prepares for the kinds: a daemon that lives for seconds would spend most of its time on that.
     prepare_after_s: float = 2.0
@@ -82,7 +84,6 @@ class WarmPool:
         self._tasks: list[asyncio.Task[None]] = []
         self._discards: set[asyncio.Task[None]] = set()
         self._taken_s = -_REFILL_PAUSE_S
-        self._logged: dict[SandboxSpec, PoolStats] = {}
         self._closed = False
 
     def keep_ready(self, kinds: Sequence[WarmSandboxes]) -> None:
@@ -104,7 +105,6 @@ class WarmPool:
             kind.size = wanted.get(kind.spec, 0)
             self._drop_surplus(kind)
         self._kinds = {spec: self._kinds.get(spec) or Kind(spec, size) for spec, size in wanted.items()}
-        self._logged = {spec: stats for spec, stats in self._logged.items() if spec in wanted}
         self._note_depth()
         self._wanted.set()
         self._changed.set()
@@ -117,7 +117,6 @@ class WarmPool:
         for step, interval_s in (
             (self._ping, settings.ping_interval_s),
             (self._check, settings.check_interval_s),
-            (self._log_stats, settings.stats_interval_s),
         ):
             self._tasks.append(asyncio.create_task(_repeat(step, interval_s)))
         if self._prepare is not None:
@@ -139,9 +138,9 @@ class WarmPool:
         self._wanted.set()
         kept = self._take_kept(kind)
         if kept is not None:
-            kind.hits += 1
+            kind.counts.hits += 1
             return kept
-        kind.misses += 1
+        kind.counts.misses += 1
         async with turn():
             started_s = _now_s()
             ready = await self._make_on_demand(spec)
@@ -180,9 +179,9 @@ class WarmPool:
         await asyncio.gather(*tasks, return_exceptions=True)
         for kind in self._kinds.values():
             while kind.kept:
-                self._discard(kind, kind.kept.popleft(), Discard.CLOSED)
+                kind.counts.closed += 1
+                self._discard(kind.kept.popleft())
         await asyncio.gather(*self._discards, return_exceptions=True)
-        await self._log_stats()
 
     # -- what is kept ----------------------------------------------------------------------------------------------
 
@@ -193,9 +192,11 @@ class WarmPool:
                 ready = kind.best
                 kind.kept.remove(ready)
                 if not ready.channel.connected:
-                    self._discard(kind, ready, Discard.LOST)
+                    kind.counts.lost += 1
+                    self._discard(ready)
                 elif not kind.is_current(ready):
-                    self._discard(kind, ready, Discard.OUTDATED)
+                    kind.counts.outdated += 1
+                    self._discard(ready)
                 else:
                     ready.channel.on_lost = _ignore
                     return ready
@@ -208,12 +209,14 @@ class WarmPool:
             """Discards one that died while it was kept."""
             _log.warning("pooled_sandbox_lost", sandbox_id=ready.sandbox.sandbox_id, reason=reason)
             kind.kept.remove(ready)
-            self._discard(kind, ready, Discard.LOST)
+            kind.counts.lost += 1
+            self._discard(ready)
             self._note_depth()
 
-        kind.made += 1
+        kind.counts.made += 1
         if self._kinds.get(kind.spec) is not kind:  # the kind was dropped meanwhile
-            self._discard(kind, ready, Discard.OUTDATED)
+            kind.counts.outdated += 1
+            self._discard(ready)
             return
         kind.kept.append(ready)
         ready.channel.on_lost = on_lost
@@ -224,19 +227,15 @@ class WarmPool:
 
     def _drop_surplus(self, kind: Kind) -> None:
         while len(kind.kept) > kind.size:
-            worst = kind.worst
-            kind.kept.remove(worst)
-            self._discard(kind, worst, Discard.OUTDATED)
+            self._drop_outdated(kind, kind.worst)
 
-    def _drop_outdated(self, kind: Kind) -> None:
-        for ready in [ready for ready in kind.kept if not kind.is_current(ready)]:
-            kind.kept.remove(ready)
-            self._discard(kind, ready, Discard.OUTDATED)
-        self._note_depth()
+    def _drop_outdated(self, kind: Kind, ready: ReadySandbox) -> None:
+        kind.kept.remove(ready)
+        kind.counts.outdated += 1
+        self._discard(ready)
 
-    def _discard(self, kind: Kind, ready: ReadySandbox, why: Discard) -> None:
-        """Destroys one that the caller has removed from the kept ones."""
-        kind.discarded[why] += 1
+    def _discard(self, ready: ReadySandbox) -> None:
+        """Destroys one that the caller has counted and removed from the kept ones."""
         self._wanted.set()
         ready.channel.on_lost = _ignore
         ready.channel.close()
@@ -283,14 +282,14 @@ class WarmPool:
             if isinstance(failure, ImageNotReady) and failure.progress is not None:  # it is being made
                 _log.info("pool_waits", image=kind.spec.image, progress=str(failure.progress), retry_after_s=wait_s)
                 return
-            kind.failed += 1
+            kind.counts.failed += 1
             if isinstance(failure, EnvironmentFailed):
                 self._asked.forget(kind.spec)
                 self._follow_requests()
             _log.warning("pool_refill_failed", image=kind.spec.image, error=str(failure), retry_after_s=wait_s)
             return
         except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not end refilling for good
-            kind.failed += 1
+            kind.counts.failed += 1
             self._wait_longest(kind)
             _log.exception("pool_refill_broke", image=kind.spec.image, retry_after_s=self._settings.max_backoff_s)
             return
@@ -352,7 +351,7 @@ class WarmPool:
         for spec in improved:
             if (kind := self._kinds.get(spec)) is not None:
                 while kind.kept:
-                    self._discard(kind, kind.kept.popleft(), Discard.OUTDATED)
+                    self._drop_outdated(kind, kind.kept[0])
         self._note_depth()
 
     async def _check(self) -> None:
@@ -373,7 +372,9 @@ class WarmPool:
                 if backend not in kind.unanswered:
                     _log.warning("pool_check_failed", image=kind.spec.image, backend=backend, error=str(failure))
                 kind.unanswered.add(backend)
-        self._drop_outdated(kind)
+        for ready in [ready for ready in kind.kept if not kind.is_current(ready)]:
+            self._drop_outdated(kind, ready)
+        self._note_depth()
 
     async def _try_better(self, kind: Kind) -> None:
         """Makes one on an earlier backend, if that works again. Its health logs the failure if it does not."""
@@ -386,11 +387,37 @@ class WarmPool:
             kind.making -= 1
         self._keep(kind, ready)
 
-    async def _log_stats(self) -> None:
-        for spec, stats in self.stats().items():
-            if self._logged.get(spec) != stats:
-                self._logged[spec] = stats
-                _log.info("pool_stats", image=spec.image, spec=spec.fingerprint, **asdict(stats))
+
+async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> ReadySandbox:
+    """Makes a sandbox and waits for its guest. Raises SandboxFailure; nothing is left behind then.
+
+    A guest that does not answer counts as a failure of its backend: the next backend is asked, if there is one.
+    """
+
+    async def connected(sandbox: Sandbox) -> ReadySandbox:
+        channel = GuestChannel(sandbox.endpoint)
+        try:
+            await _connect(channel, sandbox.endpoint)
+        except BaseException:
+            channel.close()
+            await asyncio.shield(sandbox.destroy())
+            raise
+        return ReadySandbox(sandbox, channel, warm)
+
+    return await create_with(backend, spec, connected)
+
+
+async def _connect(channel: GuestChannel, endpoint: GuestEndpoint) -> None:
+    """Connects to the guest; in several attempts where a connection may break by itself before the guest answers."""
+    give_up_s = asyncio.get_running_loop().time() + READY_TIME_S
+    for retries in reversed(range(_FIRST_CONNECTIONS_MAX if endpoint.breaks_by_itself else 1)):
+        left_s = give_up_s - asyncio.get_running_loop().time()
+        try:
+            await channel.connect(left_s, answer_s=READY_TIME_S / 3 if retries else READY_TIME_S)
+            return
+        except UnreachedError:
+            if not retries or left_s <= 0:
+                raise
 
 
 async def _repeat(step: Callable[[], Awaitable[None]], interval_s: float) -> None:

@@ -41,7 +41,7 @@ from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_FRAME_BYTES, Fram
 from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.journal.registry import Registry, SessionRecord
 from executor_server.sessions.lifetime import SessionLife
-from executor_server.sessions.pool.making import make_ready
+from executor_server.sessions.pool.pool import make_ready
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox

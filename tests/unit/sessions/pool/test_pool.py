@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import itertools
 import random
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -20,8 +19,7 @@ from executor_server.guest.wire.frames import Kind
 from executor_server.policy.decide import WarmSandboxes
 from executor_server.sessions.pool.asked_kinds import AskedSettings
 from executor_server.sessions.pool.kind import PoolStats
-from executor_server.sessions.pool.making import make_ready
-from executor_server.sessions.pool.pool import PoolSettings, WarmPool
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool, make_ready
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.polling import eventually_async
 
@@ -91,22 +89,6 @@ async def test_it_fills_itself_for_each_spec_and_hands_out_each_sandbox_once(bac
     assert len(backend.made) == 7
     for ready in taken:
         ready.channel.close()
-
-
-async def test_an_empty_pool_and_an_unknown_spec_give_a_new_sandbox(backend: Backend, make_pool: Any) -> None:
-    pool = await make_pool(size=0)
-    ready = await pool.take(OTHER_SPEC)
-    assert not ready.warm
-    assert len(backend.made) == 1
-    ready.channel.close()
-
-
-async def test_a_pool_whose_refills_fail_gives_new_sandboxes_and_recovers(backend: Backend, make_pool: Any) -> None:
-    backend.failures = 5
-    pool = await make_pool()
-    await full(pool)
-    assert backend.asked == 7
-    assert len(backend.living) == 2
 
 
 async def test_the_wait_after_a_failure_grows_to_its_limit_and_is_forgotten_after_a_success(
@@ -179,15 +161,6 @@ async def test_no_more_are_made_at_a_time_than_allowed_over_all_kinds(backend: B
     assert backend.asked == 2
     backend.admission.set()
     await full(pool)
-
-
-async def test_a_kept_sandbox_of_a_replaced_image_is_replaced(backend: Backend, make_pool: Any) -> None:
-    pool = await make_pool(check_interval_s=0.001)
-    await full(pool)
-    backend.image = "second"
-    assert await eventually_async(lambda: [s.fingerprint for s in backend.living] == ["second"] * 2)
-    assert await eventually_async(lambda: pool.stats()[SPEC].depth == 2)
-    assert pool.stats()[SPEC].outdated == 2
 
 
 async def test_an_outdated_sandbox_is_not_handed_out_before_its_replacement(backend: Backend, make_pool: Any) -> None:
@@ -270,44 +243,21 @@ async def test_the_counts_hold_whatever_happens_at_the_same_time(backend: Backen
     assert not backend.living
 
 
-async def test_what_happened_is_counted_and_logged(backend: Backend, make_pool: Any) -> None:
-    with capture_logs() as logs:
-        pool = await make_pool(size=1, stats_interval_s=0.001)
-        await full(pool)
-        first = await pool.take(SPEC)
-        second = await pool.take(SPEC)
-        await full(pool)
-        await pool.close()
+async def test_what_happened_is_counted(backend: Backend, make_pool: Any) -> None:
+    pool = await make_pool(size=1)
+    await full(pool)
+    first = await pool.take(SPEC)
+    second = await pool.take(SPEC)
+    await full(pool)
+    await pool.close()
     stats = pool.stats()[SPEC]
     assert (first.warm, second.warm) == (True, False)
-    assert stats == PoolStats(
-        size=1,
-        depth=0,
-        making=0,
-        hits=1,
-        misses=1,
-        made=2,
-        failed=0,
-        lost=0,
-        outdated=0,
-        closed=1,
-        ready_count=3,
-        ready_time_sum_s=stats.ready_time_sum_s,
-        ready_time_last_s=stats.ready_time_last_s,
-    )
+    expected = PoolStats(size=1, hits=1, misses=1, made=2, closed=1, ready_count=3)
+    assert replace(stats, ready_time_sum_s=0.0, ready_time_last_s=0.0) == expected
     assert 0 < stats.ready_time_last_s < stats.ready_time_sum_s
-    logged = [entry for entry in logs if entry["event"] == "pool_stats"]
-    assert (logged[-1]["image"], logged[-1]["hits"], logged[-1]["closed"]) == ("base", 1, 1)
-    assert all(one != other for one, other in itertools.pairwise(logged)), "nothing had changed"
+    assert backend.living == [first.sandbox, second.sandbox], "those that were taken are not the pool's"
     first.channel.close()
     second.channel.close()
-
-
-async def test_a_failure_on_the_spot_is_the_caller_s(backend: Backend, make_pool: Any) -> None:
-    pool = await make_pool(size=0)
-    backend.failures = 1
-    with pytest.raises(SandboxFailure):
-        await pool.take(SPEC)
 
 
 async def test_a_kept_sandbox_that_dies_is_destroyed_and_replaced(backend: Backend, make_pool: Any) -> None:
@@ -336,14 +286,8 @@ def ready_of(head: dict[str, Any]) -> Any:
 
 BAD_GUESTS: dict[str, Any] = {
     "another version": ready_of({"protocol": 99, "python": "3.11.0", "generation": 1}),
-    "no version": ready_of({}),
-    "a long python": ready_of({"protocol": 1, "python": "3" * 65, "generation": 1}),
-    "generation 0": ready_of({"protocol": 1, "python": "3.11.0", "generation": 0}),
     "it hangs up": lambda guest: guest.on.update({Kind.HELLO: lambda _: guest.hang_up()}),
     "it speaks something else": lambda guest: guest.on.update({Kind.HELLO: lambda _: guest.write_raw(b"HTTP/1.1 400")}),
-    "it speaks before it greets": lambda guest: guest.on.update(
-        {Kind.HELLO: lambda _: guest.say(Kind.LOG, {"id": "e"})}
-    ),
 }
 
 
@@ -359,7 +303,7 @@ async def test_a_guest_that_never_greets_is_given_up_after_its_time(
     backend: Backend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend.prepare = ready_of(None)  # type: ignore[arg-type]
-    monkeypatch.setattr("executor_server.sessions.pool.making.READY_TIME_S", 0.05)
+    monkeypatch.setattr("executor_server.sessions.pool.pool.READY_TIME_S", 0.05)
     with pytest.raises(SandboxFailure, match="not ready"):
         await make_ready(backend, SPEC, warm=False)
     assert not backend.living
@@ -455,15 +399,6 @@ async def test_a_pool_that_kept_nothing_can_come_to_keep_some_but_not_when_it_is
     pool.keep_ready([WarmSandboxes(SPEC, 2)])
     assert not backend.living
     assert len(asyncio.all_tasks()) == 1
-
-
-async def test_a_taken_sandbox_is_not_the_pool_s_any_more(backend: Backend, make_pool: Any) -> None:
-    pool = await make_pool(size=1)
-    await full(pool)
-    taken = await pool.take(SPEC)
-    await pool.close()
-    assert [sandbox.sandbox_id for sandbox in backend.living] == [taken.sandbox.sandbox_id]
-    taken.channel.close()
 
 
 async def test_kept_guests_hear_that_there_is_a_daemon(backend: Backend, make_pool: Any) -> None:

@@ -14,8 +14,7 @@ from executor_server.core.model import SandboxSpec
 from executor_server.policy.decide import WarmSandboxes
 from executor_server.sessions.pool.fail_over import BackendSet, FailOverSettings
 from executor_server.sessions.pool.health import HealthSettings
-from executor_server.sessions.pool.making import make_ready
-from executor_server.sessions.pool.pool import PoolSettings, WarmPool
+from executor_server.sessions.pool.pool import PoolSettings, WarmPool, make_ready
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
 from tests.support.polling import eventually_async
 
@@ -195,7 +194,7 @@ async def test_a_backend_whose_guests_do_not_answer_is_passed_over_as_one_that_m
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ready: dict[str, object] | None
 ) -> None:
     """A sandbox of it costs the caller all the time that a guest has to answer."""
-    monkeypatch.setattr("executor_server.sessions.pool.making.READY_TIME_S", 0.25)
+    monkeypatch.setattr("executor_server.sessions.pool.pool.READY_TIME_S", 0.25)
     docker, e2b = SandboxFactory(tmp_path / "d", "docker"), SandboxFactory(tmp_path / "e", "e2b")
     docker.prepare = lambda guest: setattr(guest, "ready", ready)
     time_s = 0.0

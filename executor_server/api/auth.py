@@ -1,8 +1,8 @@
 """Authenticates the caller of every method, before anything of the call is read.
 
 A call with a wrong token is denied by its metadata alone. All denials of an unknown caller are one status with one
-message: it learns neither what was wrong nor which methods exist. AdminService is for admins, its methods about
-approvals for approvers too, and reading ones for viewers; that is checked here, for every method that it has.
+message: it learns neither what was wrong nor which methods exist. `_ROLES` and `_check_role` say who may call what:
+nothing else compares a caller's role with a method.
 
 Every method is served by a handler that reads its requests as a stream, also where there is one request only. The
 caller is known and counted before the first message is awaited, the wait for it has a limit, and a call without a
@@ -30,6 +30,7 @@ import grpc
 import structlog
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.api.callers import CallerSource, unauthenticated
 from executor_server.api.errors import refuse
 from executor_server.api.handlers import Behaviour, Context, Handler, behaviour_of
@@ -42,8 +43,7 @@ from executor_server.core import (
     ResourceExhausted,
     Unauthenticated,
 )
-from executor_server.policy.approvals import APPROVER
-from executor_server.policy.identity import VIEWER
+from executor_server.policy.identity import APPROVER, USER, VIEWER, roles_of
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 CHECK_INTERVAL_S = 1.0
@@ -55,6 +55,7 @@ MAX_PROBES = 64
 PROBE_RETRY_S = 1.0
 
 _ADMIN_METHODS = f"/{admin_pb.DESCRIPTOR.services_by_name['AdminService'].full_name}/"
+_USER_METHODS = f"/{service_pb.DESCRIPTOR.services_by_name['ExecutorService'].full_name}/"
 _READING = (
     "WatchSessions",
     "InspectSession",
@@ -66,7 +67,7 @@ _READING = (
     "GetUsage",
     "ExplainPolicy",
 )
-# The role that may make a call, besides admins, and its caller's name in a refusal.
+# The methods of AdminService that a role may call; the others are for admins.
 _ROLES = {
     **{f"{_ADMIN_METHODS}{name}": APPROVER for name in ("WatchApprovals", "DecideApproval")},
     **{f"{_ADMIN_METHODS}{name}": VIEWER for name in _READING},
@@ -151,14 +152,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         if principal is None:
             raise unauthenticated()
         current_principal.set(principal)
-        if method.startswith(_ADMIN_METHODS) and not principal.is_admin:
-            role = _ROLES.get(method)
-            if role is None:
-                text = "this call is for admins: it needs a token that was made with --admin"
-                raise Forbidden(Reason.ADMIN_ONLY, text)
-            if role not in principal.roles:
-                text = f"this call is for {role}s and admins: it needs a token that was made with --role {role}"
-                raise Forbidden(Reason.ADMIN_ONLY, text)
+        _check_role(principal, method)
         return principal
 
     def _serving_known_callers(self, method: str, handler: Handler | None) -> _Serve:
@@ -244,6 +238,24 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
             if held[stream.shown] != stream.principal and not stream.cut_off:
                 stream.cut_off = True
                 task.cancel()
+
+
+def _check_role(principal: Principal, method: str) -> None:
+    """Raises Forbidden. Other services, such as reflection, are open to each known caller."""
+    if principal.is_admin:
+        return
+    role = _ROLES.get(method)
+    if role is None and method.startswith(_ADMIN_METHODS):
+        raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
+    if role is None and method.startswith(_USER_METHODS):
+        role = USER
+    roles = roles_of(principal)
+    if role is not None and role not in roles:
+        text = (
+            f"this call needs the role {role}, and the caller's credential has only {', '.join(roles)}: "
+            f"use a token that was made with --role {role}"
+        )
+        raise Forbidden(Reason.ROLE_MISSING, text)
 
 
 def _denying(denial: ExecutorError) -> Handler:

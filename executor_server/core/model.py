@@ -95,7 +95,7 @@ class Principal:
     tenant: str
     name: str
     is_admin: bool = False  # may make admin calls
-    roles: tuple[str, ...] = ()  # further rights in its own tenant: "approver", "viewer"
+    roles: tuple[str, ...] = ()  # what it may do in its own tenant; none: what users may do
 
 
 @dataclass(frozen=True)

@@ -49,9 +49,9 @@ class Tenant(Section):
     admin: Flag = False
     """True when its certificates and users may make admin calls. A token has this by itself (`token new --admin`)."""
     roles: Annotated[tuple[Role, ...], AfterValidator(each_once)] = ()
-    """Rights of its certificates and users in the tenant itself: `approver` decides requests that need an approval
-    (docs/approvals.md), `viewer` watches its sessions (docs/access.md). A token has them by itself (`token new
-    --role`)."""
+    """What its certificates and users may do: `user` has sessions, `approver` decides requests that need an approval
+    (docs/approvals.md), `viewer` watches sessions (docs/access.md). Empty: `["user"]`. A token has its own roles
+    (`token new --role`)."""
     certificates: Annotated[tuple[Certificate, ...], Field(max_length=MAX_IDENTITIES)] = ()
     """Names of client certificates that are this tenant's: a DNS name or a URI among the subject's alternative names,
     or the common name where there are none; or `sha256:` and the fingerprint of one certificate."""
@@ -83,6 +83,10 @@ class PolicyFile(Section):
                 wrong.append(contradiction(path, text, {}, also=[("default",)]))
             elif tenant.profile is not None and tenant.profile not in self.profiles:
                 wrong.append(self._no_profile(path, tenant.profile))
+            if tenant.admin and tenant.roles:
+                text = "must be empty: an admin has every role"
+                roles = ("tenants", name, "roles")
+                wrong.append(contradiction(roles, text, tenant.roles, also=[("tenants", name, "admin")]))
         refuse(self, [*wrong, *self._claimed_twice()])
         return self
 

@@ -20,6 +20,7 @@ from executor_api.v1 import types_pb2
 from executor_server.core.errors import ExecutorError
 from executor_server.core.lifecycle.observer import Observer
 from executor_server.core.model import Event, Log, Principal
+from executor_server.policy.identity import Role
 from executor_server.policy.identity.token_file import TokenFile
 from executor_server.policy.identity.tokens import Tokens
 from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, refusal, refused, serving
@@ -211,22 +212,64 @@ class Admin(admin_grpc.AdminServiceServicer):
         return admin_pb.GetUsageResponse()
 
 
-@pytest.mark.parametrize("method", [m.name for m in admin_pb.DESCRIPTOR.services_by_name["AdminService"].methods])
-async def test_every_admin_call_is_for_admins_only(tmp_path: Path, file: TokenFile, method: str) -> None:
+ADMIN_METHODS = [m.name for m in admin_pb.DESCRIPTOR.services_by_name["AdminService"].methods]
+OF_APPROVERS = {"WatchApprovals", "DecideApproval"}
+OF_VIEWERS = {
+    *("WatchSessions", "InspectSession", "GetSessionNetwork", "ListExecutions", "FollowExecution", "FollowSession"),
+    *("TailAudit", "GetUsage", "ExplainPolicy"),
+}
+
+
+@pytest.mark.parametrize(
+    ("roles", "is_user", "admin_calls"),
+    [
+        ((), True, set()),
+        (("user",), True, set()),
+        (("viewer",), False, OF_VIEWERS),
+        (("approver",), False, OF_APPROVERS),
+        (("user", "viewer", "approver"), True, OF_VIEWERS | OF_APPROVERS),
+    ],
+)
+async def test_a_credential_may_do_what_its_roles_allow_and_nothing_else(
+    tmp_path: Path, file: TokenFile, roles: tuple[Role, ...], is_user: bool, admin_calls: set[str]
+) -> None:
     recorder = Recorder()
-    record, token = file.new("acme", "ci")
+    record, token = file.new("acme", "ci", roles=roles)
+    principal = Principal("acme", f"token:ci:{record.id}", roles=roles)
+    user_calls = {"GetPolicy"} if is_user else {method.name for method in METHODS}
+    expected = [
+        *(
+            (principal, f"/executor_api.v1.AdminService/{name}", reason)
+            for name in ADMIN_METHODS
+            if name not in admin_calls
+            for reason in ("ROLE_MISSING" if name in OF_APPROVERS | OF_VIEWERS else "ADMIN_ONLY",)
+        ),
+        *(
+            (principal, f"/executor_api.v1.ExecutorService/{name}", "ROLE_MISSING")
+            for name in user_calls
+            if not is_user
+        ),
+    ]
     async with serving(tmp_path, tokens=Tokens(TOKEN, file), admin=Admin(), observer=recorder) as edge:
-        path = f"/executor_api.v1.AdminService/{method}"
-        call: Any = edge.channel.unary_unary(path)  # type: ignore[call-arg]
-        assert await refused(call(b"", metadata=bearer(token))) == ("PERMISSION_DENIED", "ADMIN_ONLY")
-        assert await refused(call(b"")) == DENIED
-    principal = Principal("acme", f"token:ci:{record.id}")
-    assert recorder.refusals == [(principal, path, "ADMIN_ONLY"), (None, path, "UNAUTHENTICATED")]
+        for service, names in (("AdminService", ADMIN_METHODS), ("ExecutorService", user_calls)):
+            for name in names:
+                call: Any = edge.channel.unary_unary(f"/executor_api.v1.{service}/{name}")  # type: ignore[call-arg]
+                is_denied = await call(b"", metadata=bearer(token)).code() is grpc.StatusCode.PERMISSION_DENIED
+                assert is_denied == (not is_user if service == "ExecutorService" else name not in admin_calls)
+    assert [each for each in recorder.refusals if each[2] in ("ROLE_MISSING", "ADMIN_ONLY")] == expected
 
 
-async def test_an_admins_token_may_make_admin_calls(tmp_path: Path, file: TokenFile) -> None:
+async def test_a_refusal_names_the_missing_role(tmp_path: Path, file: TokenFile) -> None:
+    _, token = file.new("acme", "console", roles=("viewer",))
+    async with serving(tmp_path, tokens=Tokens(TOKEN, file)) as edge:
+        error = await refusal(edge.stub.CreateSession(pb.CreateSessionRequest(), metadata=bearer(token)))
+    assert all(text in error.message for text in ("needs the role user", "only viewer", "--role user"))
+
+
+async def test_admins_make_every_call(tmp_path: Path, file: TokenFile) -> None:
     _, token = file.new("acme", "ops", admin=True)
     async with serving(tmp_path, tokens=Tokens(TOKEN, file), admin=Admin()) as edge:
         stub: Any = admin_grpc.AdminServiceStub(edge.channel)
         for credentials in (bearer(token), AUTH):
             await stub.GetUsage(admin_pb.GetUsageRequest(), metadata=credentials)
+            await edge.stub.GetPolicy(pb.GetPolicyRequest(), metadata=credentials)

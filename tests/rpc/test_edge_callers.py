@@ -189,7 +189,7 @@ async def test_admin_calls_are_for_tenants_whose_certificates_may_make_them(tls:
             await stub.GetUsage(admin_pb.GetUsageRequest())
         async with tls.channel(tls.authority.client("a", "acme")) as channel:
             stub = admin_grpc.AdminServiceStub(channel)
-            assert await refused(stub.GetUsage(admin_pb.GetUsageRequest())) == ("PERMISSION_DENIED", "ADMIN_ONLY")
+            assert await refused(stub.GetUsage(admin_pb.GetUsageRequest())) == ("PERMISSION_DENIED", "ROLE_MISSING")
 
 
 async def test_a_stream_ends_when_the_policy_takes_its_certificate_away(tls: TlsEdge) -> None:

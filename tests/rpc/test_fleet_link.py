@@ -168,7 +168,7 @@ async def test_admin_calls_are_for_admins_here_too(served: Served) -> None:
     front = served.front()
     await front.admin.GetUsage(admin_pb.GetUsageRequest(), metadata=metadata_of(LOCAL))
     call = front.admin.GetUsage(admin_pb.GetUsageRequest(), metadata=metadata_of(replace(LOCAL, is_admin=False)))
-    assert await refused(call) == ("PERMISSION_DENIED", "ADMIN_ONLY")
+    assert await refused(call) == ("PERMISSION_DENIED", "ROLE_MISSING")
 
 
 GOOD = {"tenant": "acme", "name": "x", "is_admin": False, "roles": ["approver"], "front": "i1"}

@@ -15,7 +15,7 @@ import click
 from executor_server.core.config import NAME_FORM, Config, ConfigError, StateDir, is_name
 from executor_server.daemon.cli.shared import EXIT_PLACE, fail, fail_config, load_config, placed, print_table, span_of
 from executor_server.policy import load_policy
-from executor_server.policy.identity import Role, TokenFile, TokenFileError, TokenForm, TokenRecord
+from executor_server.policy.identity import USER, Role, TokenFile, TokenFileError, TokenForm, TokenRecord
 
 MAX_LIFETIME = timedelta(days=3650)
 DEFAULT_NAME = "default"
@@ -60,7 +60,8 @@ def token() -> None:
     "roles",
     type=click.Choice(get_args(Role)),
     multiple=True,
-    help="`approver`: decides requests of the tenant that need an approval. `viewer`: watches its sessions.",
+    help="What the token allows; repeatable. `user`: has sessions (default). `approver`: decides requests that need an "
+    "approval. `viewer`: watches sessions.",
 )
 @placed
 def new(
@@ -73,6 +74,10 @@ def new(
     **place: Any,
 ) -> None:
     """Makes a token and prints it, once."""
+    if admin and roles:
+        raise click.UsageError(
+            "--admin includes every role: omit --role, or omit --admin for a token with fewer rights"
+        )
     config = load_config(**place)
     # First, since it may end the process: a token that was made and not shown would be lost.
     _warn_unknown_tenant(tenant, config)
@@ -100,7 +105,7 @@ def list_tokens(tenant: str | None, **place: Any) -> None:
             r.tenant,
             r.name,
             "yes" if r.admin else "no",
-            ", ".join(r.roles) or "none",
+            "all" if r.admin else ", ".join(r.roles or (USER,)),
             f"{r.create_time:%Y-%m-%d %H:%M}",
             _validity(r),
         )

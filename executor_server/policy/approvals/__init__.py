@@ -1,7 +1,6 @@
 """Approvals: requests that the policy leaves to a person (`ask`), who may decide them, and what was decided."""
 
 from executor_server.policy.approvals.approvals import (
-    APPROVER,
     MAX_WAITING,
     MAX_WHAT_CHARS,
     Approval,
@@ -12,11 +11,9 @@ from executor_server.policy.approvals.approvals import (
     Decision,
     Ruling,
     Wanted,
-    may_decide,
 )
 
 __all__ = [
-    "APPROVER",
     "MAX_WAITING",
     "MAX_WHAT_CHARS",
     "Approval",
@@ -27,5 +24,4 @@ __all__ = [
     "Decision",
     "Ruling",
     "Wanted",
-    "may_decide",
 ]

@@ -20,9 +20,7 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field, replace
 
 from executor_server.core import NotFound, PolicyViolation, Principal, Reason, Violation, ViolationKind
-
-APPROVER = "approver"
-"""The role of a credential that decides the requests of its own tenant."""
+from executor_server.policy.identity import may_decide
 
 MAX_WAITING_OF_SESSION = 16
 MAX_OF_TENANT = 256
@@ -92,11 +90,6 @@ class ApprovalObserver:
 
     def approval_refused(self, approval: Approval, ruling: Ruling) -> None:
         """A request could not wait and was denied at once."""
-
-
-def may_decide(principal: Principal, tenant: str) -> bool:
-    """True for an admin, and for an approver of this tenant."""
-    return principal.is_admin or (APPROVER in principal.roles and principal.tenant == tenant)
 
 
 @dataclass(frozen=True)

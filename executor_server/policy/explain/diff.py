@@ -17,6 +17,7 @@ from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.forms import is_tool_within
 from executor_server.policy.grants import FORK_SERVERS, VIEWS, fork_server
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
+from executor_server.policy.identity import USER
 from executor_server.policy.packages_table import ANY_PACKAGE, age_s
 from executor_server.policy.profile import Profile
 from executor_server.policy.requirement import Requirement, read_requirement
@@ -69,9 +70,11 @@ def _tenant_changes(path: str, old: tuple[PolicyFile, Tenant], new: tuple[Policy
         was, is_now = old[0].profiles[old_name], new[0].profiles[new_name]
         yield from _profile_changes(f"{path} → {dotted(('profiles', new_name))}", was, is_now)
     for key in ("admin", "roles", "certificates", "uids"):
-        was, is_now = getattr(old[1], key), getattr(new[1], key)
-        if was != is_now:
-            yield Change(f"{path}.{key}", _shown(was), _shown(is_now), _direction(_more, was, is_now))
+        before, after = getattr(old[1], key), getattr(new[1], key)
+        if key == "roles":
+            before, after = before or (USER,), after or (USER,)
+        if before != after:
+            yield Change(f"{path}.{key}", _shown(before), _shown(after), _direction(_more, before, after))
 
 
 def _profile_changes(path: str, old: Profile, new: Profile) -> Iterator[Change]:

@@ -27,6 +27,7 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, AwareDatetime, Field, TypeAdapter, ValidationError
 
 from executor_server.core.config import Name, Section, StateDirError, each_once
+from executor_server.policy.identity.roles import Role
 
 MAX_TOKEN_FILE_BYTES = 16 * 1024 * 1024
 SECRET_BYTES = 32
@@ -39,8 +40,6 @@ _E2B_TOKEN = re.compile(rf"e2b_([0-9a-f]{{{_ID_CHARS}}})([0-9a-f]{{28}})")
 _HEX = "0123456789abcdef"
 
 TokenForm = Literal["ret", "e2b"]
-Role = Literal["approver", "viewer"]
-"""A right in the tenant of the credential, besides those that every credential has."""
 
 
 class TokenFileError(StateDirError):

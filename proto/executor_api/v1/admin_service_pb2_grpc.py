@@ -26,9 +26,10 @@ if _version_not_supported:
 
 
 class AdminServiceStub(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
-    make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
-    FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
+    """Every call: UNAUTHENTICATED; PERMISSION_DENIED for a caller who is not an admin, with reason ADMIN_ONLY, or
+    ROLE_MISSING if a role would suffice. Approvers may make the calls about approvals, and viewers WatchSessions,
+    InspectSession, GetSessionNetwork, ListExecutions, FollowExecution, FollowSession, TailAudit, GetUsage and
+    ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
     Each call but GetStatus, which a console repeats, is audited.
     """
 
@@ -151,9 +152,10 @@ class AdminServiceStub(object):
 
 
 class AdminServiceServicer(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
-    make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
-    FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
+    """Every call: UNAUTHENTICATED; PERMISSION_DENIED for a caller who is not an admin, with reason ADMIN_ONLY, or
+    ROLE_MISSING if a role would suffice. Approvers may make the calls about approvals, and viewers WatchSessions,
+    InspectSession, GetSessionNetwork, ListExecutions, FollowExecution, FollowSession, TailAudit, GetUsage and
+    ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
     Each call but GetStatus, which a console repeats, is audited.
     """
 
@@ -448,9 +450,10 @@ def add_AdminServiceServicer_to_server(servicer, server):
 
  # This class is part of an EXPERIMENTAL API.
 class AdminService(object):
-    """Every call: UNAUTHENTICATED, PERMISSION_DENIED with reason ADMIN_ONLY for a caller that is no admin. Approvers may
-    make the calls about approvals, and viewers WatchSessions, InspectSession, GetSessionNetwork, ListExecutions,
-    FollowExecution, TailAudit, GetUsage and ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
+    """Every call: UNAUTHENTICATED; PERMISSION_DENIED for a caller who is not an admin, with reason ADMIN_ONLY, or
+    ROLE_MISSING if a role would suffice. Approvers may make the calls about approvals, and viewers WatchSessions,
+    InspectSession, GetSessionNetwork, ListExecutions, FollowExecution, FollowSession, TailAudit, GetUsage and
+    ExplainPolicy, for their own tenant: another tenant's sessions are NOT_FOUND.
     Each call but GetStatus, which a console repeats, is audited.
     """
 

@@ -294,7 +294,7 @@ def test_nothing_is_left_of_a_client_that_told_of_waits(daemon: FakeDaemon, watc
     with ExecutorClient(daemon.address, token=TOKEN, on_wait=watcher) as client:
         client.list_sessions()
         assert _threads()
-    assert not _threads()
+    assert eventually(lambda: not _threads())
 
 
 @pytest.mark.usefixtures("impatient")

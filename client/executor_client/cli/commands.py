@@ -32,7 +32,7 @@ from executor_client.cli.completion import completion
 from executor_client.cli.console import Console
 from executor_client.cli.copying import copy
 from executor_client.cli.import_hints import show_end
-from executor_client.cli.naming import find_session, located, matching_id, names_of
+from executor_client.cli.naming import find_session, located, matching_id, names_of, refuse_for_existing
 from executor_client.cli.script import Script, placed, with_files
 from executor_client.cli.script_header import ScriptHeader, read_header
 from executor_client.client import ExecutorClient
@@ -192,17 +192,7 @@ def _session(client: ExecutorClient, options: argparse.Namespace, console: Conso
 
 @contextlib.contextmanager
 def _existing_session(client: ExecutorClient, options: argparse.Namespace) -> Iterator[Session]:
-    given = {
-        "--name": options.name,
-        "--image": options.image,
-        "--limit": options.limits,
-        "--network": options.network,
-        "--with": options.packages,
-        "--node-label": options.node_labels,
-        "--state": options.state,
-    }
-    if clashing := [name for name, value in given.items() if value]:
-        raise InvalidRequest(f"{' and '.join(clashing)}: not possible for an existing session, which has its own")
+    refuse_for_existing(options)
     session = find_session(client, options.session)
     if options.imports:
         session.authorize_imports(options.imports)

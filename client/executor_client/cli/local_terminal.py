@@ -10,7 +10,6 @@ import contextlib
 import os
 import termios
 import tty
-from types import TracebackType
 from typing import Any, Self
 
 from executor_client.cli.descriptors import read_some, write_all
@@ -66,9 +65,7 @@ class LocalTerminal:
         self.make_raw()
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         """Restores the terminal, unless it is gone."""
         assert self._saved is not None
         with contextlib.suppress(OSError):

@@ -5,6 +5,7 @@ SESSION is a name, an id, or the beginning of an id.
 
 from __future__ import annotations
 
+import argparse
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,6 +21,7 @@ from executor_client.session import Session
 _LOCATED = re.compile(r"([A-Za-z0-9_-][A-Za-z0-9._-]{0,63}):(.*)", re.DOTALL)
 _ID_DIGITS = 12
 _SUGGESTED_MAX = 5
+_OPTIONS = {"limits": "--limit", "packages": "--with", "node_labels": "--node-label"}
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,17 @@ def names_of(infos: Iterable[SessionInfo]) -> dict[str, str]:
 def find_session(client: ExecutorClient, text: str) -> Session:
     """Returns the caller's session by its id, name, or beginning of the id. Raises NotFoundError, InvalidRequest."""
     return client.get_session(matching_id(names_of(client.list_sessions()), text))
+
+
+def refuse_for_existing(options: argparse.Namespace, **more: object) -> None:
+    """Raises InvalidRequest for options of a new session in a command that names an existing one.
+
+    `more` has the values of further options by their names.
+    """
+    names = ("name", "image", "limits", "network", "packages", "node_labels", "state")
+    given = {name: getattr(options, name, None) for name in names} | more
+    if clashing := [_OPTIONS.get(name, f"--{name}") for name, value in given.items() if value]:
+        raise InvalidRequest(f"{' and '.join(clashing)}: not possible for an existing session, which has its own")
 
 
 def matching_process(infos: Sequence[ProcessInfo], text: str | None) -> ProcessInfo:

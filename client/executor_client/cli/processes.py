@@ -28,7 +28,7 @@ from executor_client.cli.conversation import Conversation, ConversationEnd
 from executor_client.cli.descriptors import read_some
 from executor_client.cli.detach_keys import DetachKeys
 from executor_client.cli.local_terminal import LocalTerminal, own_terminal
-from executor_client.cli.naming import matching_id, matching_process, names_of
+from executor_client.cli.naming import matching_id, matching_process, names_of, refuse_for_existing
 from executor_client.cli.process_output import ProcessOutput, stdin_is_given
 from executor_client.errors import (
     ConnectionLost,
@@ -121,17 +121,7 @@ async def _shell_session(context: _Context) -> AsyncIterator[_Kept]:
     """
     options = context.options
     if options.session is not None:
-        given = {
-            "--name": options.name,
-            "--image": options.image,
-            "--limit": options.limits,
-            "--imports": options.imports,
-            "--network": options.network,
-            "--with": options.packages,
-            "--node-label": options.node_labels,
-        }
-        if clashing := [name for name, value in given.items() if value]:
-            raise InvalidRequest(f"{' and '.join(clashing)}: not possible for an existing session, which has its own")
+        refuse_for_existing(options, imports=options.imports)
         yield _Kept(await find_session(context.client, options.session), is_kept=True)
         return
     made = await context.client.create_session(

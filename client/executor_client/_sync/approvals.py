@@ -18,7 +18,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_client._core.approvals import WaitingApprovals, decision
@@ -30,6 +30,7 @@ from executor_client._core.limits import (
     EXIT_TIMEOUT_S,
 )
 from executor_client._core.retry import Backoff
+from executor_client._core.session_base import SessionBase
 from executor_client._core.transport_base import Timeouts
 from executor_client._sync.transport import Transport
 from executor_client.approvals import Approval
@@ -49,11 +50,6 @@ Answer = Callable[[Approval], object]
 """Returns the decision, or a future of it."""
 
 
-class HasSessionId(Protocol):
-    @property
-    def session_id(self) -> str: ...
-
-
 _running: weakref.WeakSet[ApprovalWatch] = weakref.WeakSet()
 
 
@@ -63,7 +59,7 @@ class ApprovalWatch:
     def __init__(self, endpoint: Endpoint, timeouts: Timeouts) -> None:
         self._endpoint, self._timeouts = endpoint, timeouts
         self._lock = threading.Lock()
-        self._sessions: weakref.WeakSet[HasSessionId] = weakref.WeakSet()
+        self._sessions: weakref.WeakSet[SessionBase[Any]] = weakref.WeakSet()
         self._creating: set[str] = set()  # ids of requests
         self._waiting: tuple[Approval, ...] = ()
         self._offered: set[str] = set()
@@ -102,7 +98,7 @@ class ApprovalWatch:
             with self._lock:
                 self._creating.discard(request_id)
 
-    def hold(self, session: HasSessionId) -> None:
+    def hold(self, session: SessionBase[Any]) -> None:
         """Answers the requests of this session from now on, while its object lives."""
         with self._lock:
             self._sessions.add(session)

@@ -15,10 +15,12 @@ import secrets
 import weakref
 from concurrent.futures import Future
 from contextlib import AbstractContextManager, nullcontext
+from typing import Any
 
 from executor_client._core.endpoint import Endpoint
+from executor_client._core.session_base import SessionBase
 from executor_client._core.transport_base import Timeouts
-from executor_client._sync.approvals import ApprovalWatch, HasSessionId
+from executor_client._sync.approvals import ApprovalWatch
 from executor_client._sync.renewer import Closed, Collected, End, Hold, Renewer, TakeBack, new_future
 from executor_client.results import SessionInfo
 
@@ -42,7 +44,7 @@ class ClientLease:
         """True if the parent process created it before a fork."""
         return self._pid != os.getpid()
 
-    def hold(self, session: HasSessionId, info: SessionInfo, *, made: bool) -> None:
+    def hold(self, session: SessionBase[Any], info: SessionInfo, *, made: bool) -> None:
         """Records a session; its lease only if it is not detached.
 
         A session that the client created ends when its object `session` is collected; one that it found does not.

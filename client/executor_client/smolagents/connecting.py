@@ -11,7 +11,6 @@ from executor_client import (
     OnWait,
     Policy,
     TlsConfig,
-    UnavailableError,
     ask_in_terminal,
 )
 from executor_client._core.terminal_prompt import has_terminal
@@ -44,6 +43,6 @@ def _may_decide(client: ExecutorClient) -> bool:
     try:
         with closing(client.watch_approvals()) as lists:
             next(lists)
-    except (AuthorizationError, UnavailableError):  # the latter: a front of an earlier version has no approvals
+    except AuthorizationError:
         return False
     return True

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
-from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
@@ -366,7 +365,5 @@ class AsyncExecutorClient(ShortRepr):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         await self.close()

@@ -10,7 +10,6 @@ import contextlib
 import math
 import time
 from collections.abc import AsyncGenerator
-from types import TracebackType
 from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
@@ -288,7 +287,5 @@ class AsyncProcess(ShortRepr):
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self.close()

@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Generator, Iterable, Mapping
 from contextlib import closing
-from types import TracebackType
 from typing import Any, Self
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
@@ -365,7 +364,5 @@ class ExecutorClient(ShortRepr):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

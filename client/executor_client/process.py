@@ -11,7 +11,6 @@ import contextlib
 import math
 import time
 from collections.abc import Generator
-from types import TracebackType
 from typing import Self
 
 from executor_api.v1 import executor_service_pb2 as pb
@@ -289,7 +288,5 @@ class Process(ShortRepr):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()

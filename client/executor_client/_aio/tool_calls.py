@@ -9,7 +9,6 @@ import functools
 import inspect
 import threading
 from collections.abc import Awaitable, Callable, Mapping
-from types import TracebackType
 from typing import Any, Self
 
 from executor_client._aio.channel import AsyncEventStream
@@ -147,9 +146,7 @@ class AsyncToolCalls:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         if tasks := list(self._tasks):
             for task in tasks:
                 task.cancel()

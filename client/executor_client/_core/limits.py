@@ -54,8 +54,6 @@ TAKE_BACK_WAIT_S = 1.0
 """Seconds that an interrupted `create_session` waits until the session has ended in the background."""
 INTERRUPT_GRACE_S = 2.0
 """Seconds between the SIGINT and the SIGKILL of an interrupted `processes.run`."""
-TOOL_THREAD_REST_S = 0.2
-"""Seconds that the thread of a host tool waits for another call."""
 TOOLS_GRACE_S = 2.0
 """Seconds that `close` waits for running host tools."""
 

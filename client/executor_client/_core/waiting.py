@@ -13,7 +13,6 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from executor_client._core.limits import WAIT_REASON_CHARS_MAX, WAIT_REPORTED_AFTER_S, WAIT_REPORTED_EVERY_S
@@ -119,9 +118,7 @@ class Waits:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.over(*self._waits)
 
 

@@ -1,8 +1,4 @@
-"""The blocking client's host tools: each call runs on a thread of a bounded pool, so calls run concurrently.
-
-A thread starts with a call and waits a moment for another one, because a program often calls tools in a row. An
-execution without tool calls needs no thread.
-"""
+"""The blocking client's host tools: calls run concurrently, each in a thread, up to a limit."""
 
 from __future__ import annotations
 
@@ -10,13 +6,12 @@ import contextvars
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import Self
 
 from executor_client._core import tools as host_tools
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.execution import Execution
-from executor_client._core.limits import TOOL_CALLS_WAITING_MAX, TOOL_THREAD_REST_S, TOOLS_GRACE_S
+from executor_client._core.limits import TOOL_CALLS_WAITING_MAX, TOOLS_GRACE_S
 from executor_client._core.shared_arguments import Arguments, ArgumentWatch
 from executor_client._core.tools import Answer, Tool
 from executor_client._sync.channel import EventStream
@@ -32,48 +27,37 @@ class ToolPool:
 
     def __init__(self, *, max_concurrent_tools: int) -> None:
         self._lock = threading.Lock()
-        self._submitted, self._ended = threading.Condition(self._lock), threading.Condition(self._lock)
+        self._ended = threading.Condition(self._lock)
         self._size = max_concurrent_tools
         self._waiting: deque[Callable[[], None]] = deque()
-        self._threads = self._resting = 0
-        self._closed = False
+        self._threads = 0
         self.arguments = ArgumentWatch()
 
     def submit(self, work: Callable[[], None]) -> None:
         """Runs `work`, which must not raise, once a thread is free. Raises ProtocolError if too many wait."""
         with self._lock:
-            if len(self._waiting) + self._threads - self._resting >= TOOL_CALLS_WAITING_MAX:
+            if len(self._waiting) + self._threads >= TOOL_CALLS_WAITING_MAX:
                 raise ProtocolError(f"more than {TOOL_CALLS_WAITING_MAX} tool calls at once")
-            if len(self._waiting) < self._resting:
-                self._waiting.append(work)
-                self._submitted.notify()
-            elif self._threads < self._size:
+            if self._threads < self._size:
                 threading.Thread(target=self._serve, args=(work,), name="executor-tool", daemon=True).start()
                 self._threads += 1
             else:
                 self._waiting.append(work)
 
-    def _serve(self, work: Callable[[], None] | None) -> None:
-        while work is not None:
+    def _serve(self, work: Callable[[], None]) -> None:
+        while True:
             work()
-            work = None  # otherwise kept while the thread waits
             with self._lock:
-                if not self._waiting and not self._closed:
-                    self._resting += 1
-                    self._submitted.wait_for(lambda: self._waiting or self._closed, TOOL_THREAD_REST_S)
-                    self._resting -= 1
-                if self._waiting:
-                    work = self._waiting.popleft()
-                else:
+                if not self._waiting:
                     self._threads -= 1
                     self._ended.notify_all()
+                    return
+                work = self._waiting.popleft()
 
     def close(self) -> None:
         """Drops waiting calls, and waits a moment for running ones. A hanging tool keeps its thread."""
         with self._lock:
-            self._closed = True
             self._waiting.clear()
-            self._submitted.notify_all()
             self._ended.wait_for(lambda: not self._threads, timeout=TOOLS_GRACE_S)
 
 
@@ -153,7 +137,5 @@ class ToolCalls:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self._over = True

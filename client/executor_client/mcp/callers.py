@@ -12,7 +12,6 @@ import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Self
 
 from executor_client.aio import AsyncExecutorClient
@@ -134,9 +133,7 @@ class Callers:
         self._sweeper = asyncio.create_task(self.close_idle())
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self._sweeper.cancel()
         if self._calls:
             await asyncio.wait(self._calls, timeout=END_TIMEOUT_S)

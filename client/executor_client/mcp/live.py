@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import logging
-from types import TracebackType
 from typing import Any, Self
 
 from executor_client.events import ExecutionEvent, LogEvent, QueuedEvent
@@ -73,9 +72,7 @@ class Live:
         self._entered = _current.set(self)
         return self
 
-    async def __aexit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self._over = True
         _current.reset(self._entered)
         for sending in self._sending:

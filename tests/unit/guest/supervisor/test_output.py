@@ -64,12 +64,12 @@ def test_a_flood_is_told_from_long_output() -> None:
 def test_text_survives_any_split(text: str, cuts: list[int]) -> None:
     data = text.encode()
     ends = sorted({cut % (len(data) + 1) for cut in cuts} | {len(data)})
-    decoder, text, start = StreamDecoder(), "", 0
+    decoder, decoded, start = StreamDecoder(), "", 0
     for end in ends:
-        text += decoder.decode("stdout", data[start:end])
+        decoded += decoder.decode("stdout", data[start:end])
         assert decoder.decode("stderr", b"") == ""
         start = end
-    assert text == text
+    assert decoded == text
     assert decoder.reset() == [("stdout", ""), ("stderr", "")]
 
 

@@ -23,7 +23,7 @@ from tests.support.rounds import rounds
 from tests.unit.sessions.journal.test_journal import Bench, Files, held_events, known, replayed
 
 # Bytes from one place that is damaged to the next; prime, and so no record's size divides by it.
-STRIDE = rounds(1, 13)
+STRIDE = rounds(1, 29)
 PATTERNS = (0x01, 0x80, 0xFF, 0x55)
 """Bits that are flipped in a byte."""
 

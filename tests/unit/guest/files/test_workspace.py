@@ -318,7 +318,7 @@ def test_a_deep_and_wide_tree_is_removed_in_steps_with_few_descriptors(root: Pat
     (root / "tree").mkdir()
     (root / "tree/link").symlink_to("../../outside")
     directory = os.open(root / "tree", os.O_RDONLY)
-    for _ in range(2000):
+    for _ in range(1100):
         os.mkdir("d", dir_fd=directory)
         inner = os.open("d", os.O_RDONLY, dir_fd=directory)
         os.close(directory)

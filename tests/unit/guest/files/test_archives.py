@@ -111,12 +111,6 @@ def test_what_tar_makes_is_unpacked(root: Path, tmp_path: Path, format: str) -> 
     assert tree(root) == made
 
 
-@pytest.mark.parametrize("format", [tarfile.USTAR_FORMAT, tarfile.PAX_FORMAT, tarfile.GNU_FORMAT])
-def test_what_python_makes_is_unpacked(root: Path, format: int) -> None:
-    unpack(root, archive(member("d", tarfile.DIRTYPE), member(LONG), format=format))
-    assert (root / LONG).read_bytes() == b"x" and (root / "d").is_dir()
-
-
 def test_only_regular_files_and_directories_go_out(root: Path) -> None:
     (root / "file").write_bytes(b"mine")
     os.link(root / "file", root / "twin")

@@ -345,13 +345,6 @@ def test_an_image_waits_until_it_is_taken(supervisor: Supervisor) -> None:
     assert (message, body) == (ShownImage(call=call, mime="image/png", source="figure"), LARGE)
 
 
-def test_a_forked_process_can_not_call_tools(supervisor: Supervisor, monkeypatch: pytest.MonkeyPatch) -> None:
-    tool = supervisor.tools.stub("tool", "", [])
-    monkeypatch.setattr(supervisor.tools._process, "_pid", -1)
-    with pytest.raises(RuntimeError, match="own process"):
-        tool()
-
-
 def test_a_stub_looks_like_its_tool(supervisor: Supervisor) -> None:
     tool = supervisor.tools.stub("search", "Finds.", ["query", "limit"])
     assert (tool.__name__, tool.__doc__) == ("search", "Finds.")

@@ -148,16 +148,6 @@ def test_a_child_has_its_end_of_the_link_and_no_other_descriptor_of_the_supervis
     child.close()
 
 
-def test_an_exit_is_a_code_or_a_signal() -> None:
-    for target, expected in (
-        (lambda _: os._exit(3), (3, None)),
-        (lambda _: os.kill(os.getpid(), signal.SIGKILL), (None, signal.SIGKILL)),
-    ):
-        child, status = spawn_and_reap(target)
-        assert describe_exit(status) == expected
-        child.close()
-
-
 def test_only_the_first_process_of_a_namespace_kills_everything() -> None:
     with pytest.raises(AssertionError):
         child.kill_everything()

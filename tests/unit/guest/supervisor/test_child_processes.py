@@ -95,13 +95,6 @@ def test_a_session_has_a_checker_soon_after_its_answer(children: Children, monke
     assert children.has_checker
 
 
-def test_a_source_that_comes_sooner_starts_the_checker_itself(children: Children) -> None:
-    children.owner.start()
-    children.owner.serve_session()
-    children.owner.check(Check(filename="<execution-1>", mode="", rules=0), b"1")
-    assert children.has_checker
-
-
 def test_a_session_that_comes_before_the_children_finds_a_checker_with_them(children: Children) -> None:
     children.owner.serve_session()
     assert not children.has_checker

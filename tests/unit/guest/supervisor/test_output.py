@@ -98,31 +98,6 @@ def relay(limit_bytes: int = 10**6, execution_id: str = "e") -> tuple[LogRelay, 
     return LogRelay(frames, execution_id, limit_bytes), frames  # type: ignore[arg-type]
 
 
-def test_what_comes_together_goes_together_and_streams_stay_apart() -> None:
-    logs, frames = relay()
-    assert logs.due is None
-    for stream, data in (("stdout", b"a"), ("stdout", b"b"), ("stderr", b"c"), ("stdout", b"d")):
-        logs.add(stream, data)
-    assert frames.sent == []
-    assert logs.due is not None
-    logs.flush()
-    assert logs.due is None
-    assert frames.texts == [("stdout", "ab"), ("stderr", "c"), ("stdout", "d")]
-    logs.flush()
-    assert len(frames.sent) == 3
-
-
-def test_the_first_piece_is_due_at_once_and_the_next_a_moment_later() -> None:
-    logs, _ = relay()
-    logs.add("stdout", b"a")
-    first = logs.due
-    logs.flush()
-    logs.add("stdout", b"b")
-    assert first is not None
-    assert logs.due is not None
-    assert logs.due > first
-
-
 def test_a_character_split_over_pieces_streams_and_the_cut_comes_whole() -> None:
     logs, frames = relay(limit_bytes=100)
     data = "ä".encode()

@@ -96,12 +96,6 @@ def test_what_is_forbidden_is_let_go_of_once_and_says_why() -> None:
         assert not tools.has_shipped
 
 
-def test_tools_of_the_host_only_bring_nothing() -> None:
-    tools = read(HOST)
-    assert tools.called == {"asked"}
-    assert not tools.has_shipped
-
-
 def test_bytes_that_are_not_there_are_missed_and_the_others_let_go() -> None:
     other = ToolSpec("d", "", (), False, ShippedTool(BlobRef("gone", 1)))
     with none_left_open(), pytest.raises(PartMissing, match="tool d"):

@@ -47,7 +47,7 @@ class Followed:
             return 0.0
         error = None if cause is None else status.translate(cause)
         if cause is not None and error is not None and not status.breaks_stream(cause):
-            delay_s = self._retries.retry_after_delay_s(error, now_s)
+            delay_s = self._retries.delay_s(error, now_s)
             if delay_s is not None:
                 self._waits_out(error)
                 return delay_s

@@ -70,24 +70,17 @@ class Retries:
         is_growing = error is None or error.reason != "NODE_FENCED"
         return self._backoff(WaitKind.DAEMON).delay_s(now_s, is_growing=is_growing)
 
-    def retry_after_delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
-        """Returns the seconds to wait if the daemon named a time to retry; None without one, and past the timeout."""
-        for kind, retry_after_s in (
-            (WaitKind.ROOM, status.retry_after_s(error)),
-            (WaitKind.IMAGE, status.image_retry_after_s(error)),
-            (WaitKind.APPROVAL, status.approval_retry_after_s(error)),
-        ):
-            if retry_after_s is not None:
-                # The daemon chooses the interval where a person watches, and steps are short.
-                is_growing = kind is not WaitKind.APPROVAL and status.progress(error) is None
-                return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s, is_growing=is_growing)
-        return None
-
     def delay_s(self, error: ExecutorClientError, now_s: float) -> float | None:
         """Returns the seconds until a call that failed with this error is repeated; None if it is not."""
-        if status.is_transport_failure(error):
+        kind = status.waits_for(error)
+        if kind is None:
+            return None
+        if kind is WaitKind.DAEMON:
             return self.away_delay_s(error, now_s)
-        return self.retry_after_delay_s(error, now_s)
+        # The daemon chooses the interval where a person watches, and steps are short.
+        is_growing = kind is not WaitKind.APPROVAL and getattr(error, "progress", None) is None
+        retry_after_s: float = getattr(error, "retry_after_s", 0.0)
+        return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s, is_growing=is_growing)
 
     def _backoff(self, kind: WaitKind) -> Backoff:
         if kind not in self._backoffs:
@@ -97,15 +90,14 @@ class Retries:
 
 def trouble(error: ExecutorClientError, address: str) -> tuple[Awaited, str]:
     """Describes the wait after an error that is retried, and its reason, for people."""
-    if status.is_transport_failure(error):
+    kind, progress = status.waits_for(error), getattr(error, "progress", None)
+    if kind is WaitKind.DAEMON:
         # An error without a reason is gRPC's own, a long list of addresses and errors.
-        reason = error.message if error.reason else "not reachable"
-        return Awaited(WaitKind.DAEMON, f"the daemon at {address}"), reason
-    if status.image_retry_after_s(error) is not None:
-        progress = status.progress(error)
+        return Awaited(kind, f"the daemon at {address}"), error.message if error.reason else "not reachable"
+    if kind is WaitKind.IMAGE:
         if progress is not None:
-            return Awaited(WaitKind.IMAGE, "the environment", progress), str(progress)
-        return Awaited(WaitKind.IMAGE, "the image"), error.message
-    if status.approval_retry_after_s(error) is not None:
-        return Awaited(WaitKind.APPROVAL, "an approval"), error.message
+            return Awaited(kind, "the environment", progress), str(progress)
+        return Awaited(kind, "the image"), error.message
+    if kind is WaitKind.APPROVAL:
+        return Awaited(kind, "an approval"), error.message
     return Awaited(WaitKind.ROOM, f"capacity of the daemon at {address}"), error.message

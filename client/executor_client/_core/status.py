@@ -38,7 +38,7 @@ from executor_client.errors import (
     UnavailableError,
     Violation,
 )
-from executor_client.waits import Progress
+from executor_client.waits import Progress, WaitKind
 
 DOMAIN = "remote-executor"
 STATUS_DETAILS_KEY = "grpc-status-details-bin"
@@ -88,35 +88,20 @@ def is_session_gone(error: ExecutorClientError) -> bool:
     return isinstance(error, SessionGone) or error.reason == "EXECUTION_NOT_FOUND"
 
 
-def retry_after_s(error: ExecutorClientError) -> float | None:
-    """Returns the retry time of a daemon that has no capacity, no audit log or no node now; None if it names none.
+def waits_for(error: ExecutorClientError) -> WaitKind | None:
+    """Returns what a repetition of the call has to wait for; None if a repetition does not help.
 
-    An image that is being fetched takes longer, and has `image_retry_after_s`.
+    The daemon names a time to retry for everything but its own absence. An image that it fails to fetch has a long one.
     """
-    if isinstance(error, ResourceExhaustedError) or (
-        isinstance(error, UnavailableError) and error.reason in _CROWDED_REASONS
-    ):
-        return error.retry_after_s
-    return None
-
-
-def image_retry_after_s(error: ExecutorClientError) -> float | None:
-    """Returns the retry time of a daemon that is fetching the image or making the environment; None if it is not."""
-    if not isinstance(error, UnavailableError) or error.reason != "IMAGE_NOT_READY" or error.retry_after_s is None:
+    if is_transport_failure(error):
+        return WaitKind.DAEMON
+    if not isinstance(error, ResourceExhaustedError | UnavailableError) or error.retry_after_s is None:
         return None
-    return error.retry_after_s if error.retry_after_s <= IMAGE_RETRY_MAX_S else None
-
-
-def approval_retry_after_s(error: ExecutorClientError) -> float | None:
-    """Returns the retry time of a request that waits for an approval; None if it does not."""
-    if not isinstance(error, UnavailableError) or error.reason != "APPROVAL_PENDING":
-        return None
-    return error.retry_after_s
-
-
-def progress(error: ExecutorClientError) -> Progress | None:
-    """Returns the progress of what the daemon is making; None if it did not say, or is making nothing."""
-    return error.progress if isinstance(error, UnavailableError) else None
+    if isinstance(error, ResourceExhaustedError) or error.reason in _CROWDED_REASONS:
+        return WaitKind.ROOM
+    if error.reason == "IMAGE_NOT_READY":
+        return WaitKind.IMAGE if error.retry_after_s <= IMAGE_RETRY_MAX_S else None
+    return WaitKind.APPROVAL if error.reason == "APPROVAL_PENDING" else None
 
 
 def breaks_stream(error: grpc.RpcError) -> bool:

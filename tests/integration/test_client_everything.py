@@ -29,7 +29,7 @@ from executor_client import (
 )
 from tests.support import rounds
 from tests.support.blocking import WAIT_S, client_of
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon
 
 
 @pytest.fixture(params=["sync", "async"] if rounds.ALL else ["sync"])  # tests/rpc/client has the other
@@ -245,37 +245,6 @@ def test_an_upload_that_is_refused_while_it_is_sent_always_says_why(client: Any)
 def test_a_wrong_token_is_refused(daemon: Daemon) -> None:
     with ExecutorClient(daemon.address, token="x" * 43) as client, pytest.raises(AuthenticationError):
         client.list_sessions()
-
-
-def test_a_full_quota_is_waited_for_or_told_as_the_caller_likes(tmp_path_factory: pytest.TempPathFactory) -> None:
-    directory = tmp_path_factory.mktemp("q")
-    (directory / "p.toml").write_text('default = "any"\n[profiles.any]\nquotas.sessions = 1\n')
-    (directory / "c.toml").write_text(f'policy.file = "{directory}/p.toml"\n')
-    with (
-        running_daemon(directory, "--config", str(directory / "c.toml")) as daemon,
-        daemon.client(busy_timeout_s=0) as hasty,
-        daemon.client() as patient,
-        ThreadPoolExecutor(1) as threads,
-    ):
-        with hasty.create_session():
-            with pytest.raises(ResourceExhaustedError, match="sessions") as full:
-                hasty.create_session()
-            assert (full.value.reason, full.value.retry_after_s is not None) == ("QUOTA_EXCEEDED", True)
-            waiting = threads.submit(patient.create_session)
-            assert len(patient.list_sessions()) == 1
-        waiting.result(WAIT_S).close()
-
-
-def test_sessions_in_threads_do_not_mix(daemon: Daemon) -> None:
-    def work(number: int) -> list[int]:
-        with daemon.client() as client, client.create_session() as session:
-            session.register_tools({"me": lambda: number})
-            session.set_variables({"total": 0})
-            return [session.execute("total += me()\ntotal").output for _ in range(10)]
-
-    with ThreadPoolExecutor(4) as threads:
-        results = list(threads.map(work, range(1, 5)))
-    assert results == [[number * step for step in range(1, 11)] for number in range(1, 5)]
 
 
 def test_threads_that_share_a_session_take_turns(client: Any) -> None:

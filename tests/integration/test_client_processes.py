@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
-from pathlib import Path
 
 import pytest
 
 from executor_client import (
     AsyncExecutorClient,
     CallTimeoutError,
-    ExecutorClient,
     ExecutorClientError,
     InvalidRequest,
     NotFoundError,
@@ -27,7 +24,7 @@ from executor_client import (
     Session,
     TerminalSize,
 )
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon
 from tests.support.polling import eventually
 
 WAIT_S = 20.0
@@ -86,12 +83,6 @@ def test_head_and_tail_of_much_output_are_kept(session: Session) -> None:
 def test_a_timeout_is_an_outcome(session: Session) -> None:
     done = session.processes.run("echo before; sleep 60", timeout_s=0.3)
     assert (done.timed_out, done.outcome, done.stdout) == (True, "timeout", "before\n")
-
-
-def test_a_command_that_there_is_none_of_is_refused_by_name(session: Session) -> None:
-    with pytest.raises(ExecutorClientError) as caught:
-        session.processes.run(["no-such-program"])
-    assert caught.value.reason == "COMMAND_NOT_FOUND"
 
 
 def test_output_is_reported_as_it_arrives(session: Session) -> None:
@@ -339,52 +330,3 @@ def test_a_stream_that_is_left_open_at_the_end_of_its_loop_kills_its_command(dae
 
     asyncio.run(main())
     assert eventually(lambda: not any(each.running for each in session.processes.list()))
-
-
-def test_cancelled_run_kills_its_process(daemon: Daemon) -> None:
-    async def main() -> None:
-        async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
-            begun = asyncio.Event()
-            running = asyncio.create_task(
-                session.processes.run("echo go; sleep 600", on_output=lambda stream, data: begun.set())
-            )
-            await asyncio.wait_for(begun.wait(), 20)
-            running.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await running
-            [info] = await session.processes.list()
-            process = await session.processes.attach(info.process_id)
-            assert (await process.wait(20)).signal == 9
-
-    asyncio.run(main())
-
-
-# -- the daemon is gone in between
-
-
-def test_run_goes_on_over_a_killed_daemon_and_gets_each_byte_once() -> None:
-    with tempfile.TemporaryDirectory(prefix="d-") as name:
-        directory = Path(name)
-        with running_daemon(directory) as first, ExecutorClient(**first.access) as client:
-            session = client.create_session()
-            restarted = threading.Event()
-            seen: list[bytes] = []
-
-            def kill_once(stream: str, data: bytes) -> None:
-                seen.append(data)
-                if len(seen) == 1:
-                    first.kill()
-                    restarted.set()
-
-            done: list[str] = []
-            command = "for i in $(seq 1 400); do echo $i; sleep 0.005; done"
-            runner = threading.Thread(
-                target=lambda: done.append(session.processes.run(command, on_output=kill_once).check().stdout)
-            )
-            runner.start()
-            assert restarted.wait(20)
-            with running_daemon(directory):
-                runner.join(60)
-                session.close()
-            assert done == ["".join(f"{number}\n" for number in range(1, 401))]
-            assert b"".join(seen).decode() == done[0]

@@ -140,14 +140,6 @@ def test_a_call_that_the_host_cancels_ends_and_the_session_goes_on(host: McpHost
     assert "Value: 1" in host.run("kept")
 
 
-def test_calls_on_one_session_run_one_after_the_other(host: McpHost) -> None:
-    host.run("import time\nat_work = 0\norder = []")
-    code = "at_work += 1\nassert at_work == 1\ntime.sleep(0.05)\norder.append({})\nat_work -= 1"
-    running = [host.start("run_python", code=code.format(number)) for number in range(4)]
-    assert [is_error(each.result()) for each in running] == [False] * 4
-    assert "Value: [0, 1, 2, 3]" in host.run("sorted(order)")
-
-
 def test_what_the_policy_does_not_grant_is_refused_with_all_violations(daemon: Daemon) -> None:
     options = ("--limit", "wall_time_s=1e9", "--limit", "processes=1000000", "--image", "base")
     with connected(environment(daemon), *options) as host:
@@ -286,11 +278,6 @@ def test_tools_say_what_they_are_for(host: McpHost) -> None:
     assert host.client.instructions is not None
     for name in re.findall(r"\b\w+_\w+\b", host.client.instructions):
         assert name in {tool.name for tool in tools}
-
-
-def test_the_daemon_knows_whose_sessions_these_are(host: McpHost, client: ExecutorClient) -> None:
-    host.run("1")
-    assert session_of(host, client).info.labels == {"client": "executor-mcp", "name": "default"}
 
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def test_an_executor_refuses_before_any_code_runs(daemon: Daemon) -> None:
         executor.cleanup()
 
 
-@pytest.mark.parametrize("imports", [["*"], ["os.*", "winreg"], ["numpy.*"], []])
+@pytest.mark.parametrize("imports", [["*"], ["os.*", "winreg", "numpy.*"]])
 def test_what_is_there_is_not_refused(daemon: Daemon, imports: list[str]) -> None:
     with (
         ExecutorClient(daemon.address, token=daemon.token) as client,

@@ -102,27 +102,6 @@ def test_an_agent_can_be_stepped_by_hand(daemon: Daemon) -> None:
     assert getattr(answer, "output", answer) == 2
 
 
-def test_two_agents_run_side_by_side(daemon: Daemon) -> None:
-    meeting = threading.Barrier(2, timeout=30)
-    answers: dict[str, Any] = {}
-
-    def run(name: str) -> None:
-        @tool
-        def meet() -> int:
-            """Waits until the other agent's code has arrived here too."""
-            return meeting.wait()
-
-        with agent_on(daemon, f"who = {name!r}; meet()", "final_answer(who)", tools=[meet]) as agent:
-            answers[name] = agent.run("go")
-
-    threads = [threading.Thread(target=run, args=(name,)) for name in ("a", "b")]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert answers == {"a": "a", "b": "b"}
-
-
 def test_cleanup_can_be_repeated_and_comes_before_use(daemon: Daemon) -> None:
     executor = RemoteExecutor(**daemon.access)
     executor.cleanup()

@@ -18,7 +18,7 @@ from smolagents import ActionStep, CodeAgent, LogLevel, tool
 
 from examples.scripted import Reply
 from executor_client import ExecutionEvent, InvalidRequest, Outcome, ReentrantExecution, ToolCallEvent
-from executor_client.smolagents import CodeExecutionError, RemoteExecutor
+from executor_client.smolagents import RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.daemon import Daemon
 from tests.support.memory import growth_of
@@ -73,8 +73,6 @@ class OddError(Exception):
 @pytest.mark.parametrize(
     ("error", "expected"),
     [
-        (KeyError("who"), "due to: KeyError: 'who'"),
-        (TimeoutError("too slow"), "due to: TimeoutError: too slow"),
         (OddError(), ".OddError: (the error has no text)"),
         (UnicodeDecodeError("utf-8", b"\xff", 0, 1, "why"), "due to: UnicodeDecodeError: 'utf-8' codec"),
         (ValueError("\ud800" * 20_000), "due to: ValueError: \\ud800"),
@@ -335,7 +333,6 @@ called.wait()
     "harm",
     [
         "echo = 5",
-        "def echo(value):\n    return 5",
         "import builtins\ndel builtins.echo",
         "import builtins\nbuiltins.echo = lambda value: 5",
     ],
@@ -414,10 +411,9 @@ def test_a_forged_answer_is_none(daemon: Daemon, forgery: str) -> None:
     "code",
     [
         "try:\n    final_answer(1)\nexcept BaseException:\n    pass\nfinal_answer(2)",
-        "import threading\nt = threading.Thread(target=final_answer, args=(1,))\nt.start()\nt.join()",
         "import threading\nt = threading.Thread(target=final_answer, args=(1,))\nt.start()\nt.join()\n1 / 0",
     ],
-    ids=["twice", "from a thread", "from a thread, and then a failure"],
+    ids=["twice", "from a thread, and then a failure"],
 )
 def test_the_first_final_answer_counts_wherever_it_was_given(daemon: Daemon, code: str) -> None:
     with agent_on(daemon, code, additional_authorized_imports=["threading"]) as agent:
@@ -454,14 +450,6 @@ def agent_in_its_tool(daemon: Daemon) -> Any:
             yield process
         finally:
             process.kill()
-
-
-def test_the_session_of_a_client_killed_in_its_tool_ends(
-    daemon: Daemon, agent_in_its_tool: subprocess.Popen[str]
-) -> None:
-    assert sessions(daemon) == 1
-    agent_in_its_tool.kill()
-    assert eventually(lambda: sessions(daemon) == 0)
 
 
 def test_a_client_whose_tool_hangs_can_be_interrupted(daemon: Daemon, agent_in_its_tool: subprocess.Popen[str]) -> None:
@@ -513,9 +501,3 @@ def test_replies_without_code_or_with_broken_code_cost_a_step_each(daemon: Daemo
         assert sessions(daemon) == 1
     assert len(observed(agent)) == len(script)
     assert sessions(daemon) == 0
-
-
-def test_a_script_of_one_gigabyte_is_refused_before_it_is_sent(executor: RemoteExecutor) -> None:
-    with pytest.raises(CodeExecutionError, match=r"the code has \d+ bytes; the limit is 1048576"):
-        executor("x = 1\n" * 200_000)
-    assert executor("2").output == 2

@@ -14,7 +14,7 @@ import PIL.Image
 import psutil
 import pytest
 from rich.console import Console
-from smolagents import ActionStep, AgentLogger, tool
+from smolagents import AgentLogger
 from smolagents.local_python_executor import InterpreterError
 from smolagents.utils import AgentError
 
@@ -22,7 +22,7 @@ from examples.scripted import Reply
 from executor_client import EvaluationError, InvalidRequest, Outcome
 from executor_client.smolagents import CodeExecutionError, DaemonLost, RemoteExecutor
 from tests.support.agents import agent_on
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon
 from tests.support.fork_server import server_pid
 from tests.support.polling import eventually
 from tests.support.reaper import children
@@ -53,11 +53,6 @@ def test_a_step_has_the_value_that_the_local_executor_gives(executor: RemoteExec
     assert executor(code).output == value
 
 
-def test_output_unpacks_as_a_triple(executor: RemoteExecutor) -> None:
-    output, logs, is_final_answer = executor("print('said')\n7")
-    assert (output, logs, is_final_answer) == (7, "said\n", False)
-
-
 def test_prints_survive_the_failure_and_do_not_show_in_the_next_step(executor: RemoteExecutor) -> None:
     with pytest.raises(CodeExecutionError, match="due to: ZeroDivisionError: division by zero") as raised:
         executor("print('before')\n1 / 0")
@@ -68,12 +63,6 @@ def test_prints_survive_the_failure_and_do_not_show_in_the_next_step(executor: R
     with pytest.raises(CodeExecutionError, match="Code parsing failed on line 1 due to: SyntaxError"):
         executor("x = = 1")
     assert executor.state["_print_outputs"] == ""
-
-
-def test_an_agents_observation_has_the_prints_of_a_failed_step(daemon: Daemon) -> None:
-    with agent_on(daemon, "print('before')\n1 / 0", Reply("", "final_answer(1)", ["ZeroDivisionError"])) as agent:
-        assert agent.run("go") == 1
-        assert agent.memory.steps[1].observations == "Execution logs:\nbefore\n"
 
 
 def test_long_logs_keep_head_and_tail(daemon: Daemon) -> None:
@@ -149,22 +138,6 @@ def test_a_refused_import_can_be_corrected(daemon: Daemon) -> None:
     refused = "Import of os is not allowed. Authorized imports are: ["
     with agent_on(daemon, "import os", Reply("", "import math\nfinal_answer(math.pi)", [refused])) as agent:
         assert agent.run("go") == pytest.approx(3.14159, abs=1e-5)
-
-
-def test_what_a_strict_policy_refuses_can_be_corrected(tmp_path_factory: pytest.TempPathFactory) -> None:
-    directory = tmp_path_factory.mktemp("p")
-    (directory / "p.toml").write_text('default = "a"\n[profiles.a.language]\npreset = "strict"\n')
-    (directory / "c.toml").write_text(f'policy.file = "{directory}/p.toml"\n')
-    expected = [
-        "Code execution failed at line 'x = ().__class__' due to: InterpreterError: Forbidden access: ",
-        "__class__",
-    ]
-    steps = ("x = ().__class__", Reply("", "final_answer(type(()).__name__)", expected))
-    with (
-        running_daemon(directory, "--config", str(directory / "c.toml")) as strict,
-        agent_on(strict, *steps) as agent,
-    ):
-        assert agent.run("go") == "tuple"
 
 
 def test_an_endless_loop_is_stopped_and_the_variables_are_kept(daemon: Daemon) -> None:
@@ -266,19 +239,3 @@ def test_a_sandbox_that_was_killed_is_replaced_and_the_model_is_notified(
         executor(f"import os\nmade = os.spawnlp(os.P_NOWAIT, 'sleep', *{marker})\nkill_sandbox()")
     assert raised.value.outcome is Outcome.LOST
     assert executor("double(given), 'made' in globals()").output == (2, False)
-
-
-def test_a_daemon_that_dies_stops_the_run(tmp_path_factory: pytest.TempPathFactory) -> None:
-    with running_daemon(tmp_path_factory.mktemp("k")) as own:
-        client = own.client(reconnect_timeout_s=0.2, connect_timeout_s=0.2)
-
-        @tool
-        def kill_daemon() -> None:
-            """Ends the daemon."""
-            own.kill()
-
-        through = {"address": None, "token": None, "client": client}
-        agent = agent_on(own, "kill_daemon()", "1", "2", tools=[kill_daemon], executor_kwargs=through)
-        with client, pytest.raises(DaemonLost), agent:
-            agent.run("go")
-        assert len([step for step in agent.memory.steps if isinstance(step, ActionStep)]) == 1

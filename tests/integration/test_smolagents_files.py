@@ -197,7 +197,7 @@ message
     assert answering("final_answer(str(path))").is_final_answer
 
 
-@pytest.mark.parametrize("path", ["/etc/passwd", "../x", "/workspace/../etc/passwd", "/workspace", "/workspaces/x"])
+@pytest.mark.parametrize("path", ["/etc/passwd", "/workspace/../etc/passwd", "/workspace", "/workspaces/x"])
 def test_a_path_outside_the_workspace_stays_a_path(
     answering: RemoteExecutor, shown: io.StringIO, tmp_path: Path, path: str
 ) -> None:
@@ -264,11 +264,6 @@ def test_a_run_begins_with_a_state_backend_and_labels(daemon: Daemon, client: Ex
         assert agent.run("go") == [42, "k"]
         (info,) = client.list_sessions()
         assert (info.labels, info.backend) == ({"who": "test"}, backend)
-
-
-def test_a_state_that_is_none_is_refused_at_once() -> None:
-    with pytest.raises(InvalidRequest, match="state is of type str; write state=b"):
-        RemoteExecutor(state="x")  # type: ignore[arg-type]
 
 
 def test_the_directory_of_answers_ends_with_its_process_and_not_with_a_forked_child() -> None:

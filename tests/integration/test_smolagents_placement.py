@@ -10,7 +10,7 @@ import smolagents
 from smolagents import LogLevel, tool
 
 from examples.scripted import Reply
-from executor_client import AsyncExecutorClient, ExecutorClient, InvalidRequest, Tool, ToolNotShippable
+from executor_client import ExecutorClient, InvalidRequest, Tool, ToolNotShippable
 from executor_client.smolagents import CodeAgent, RemoteExecutor
 from tests.support.agents import agent_on, scripted
 from tests.support.daemon import Daemon
@@ -124,8 +124,8 @@ def test_a_name_that_no_tool_has_is_logged(client: ExecutorClient, caplog: pytes
     assert "tool_placement names unknown tools: go_bakc" in caplog.text
 
 
-@pytest.mark.parametrize("placement", ["sandbox", {"imported": "sandbox", "*": "host"}])
-def test_a_saved_agent_has_its_placement(daemon: Daemon, placement: Any) -> None:
+def test_a_saved_agent_has_its_placement(daemon: Daemon) -> None:
+    placement = {"imported": "sandbox", "*": "host"}
     with agent_on(
         daemon, "final_answer(1)", tools=[agent_tools.imported], executor_kwargs={"tool_placement": placement}
     ) as agent:
@@ -234,12 +234,6 @@ def test_a_class_may_be_a_tool_and_be_used_by_one(client: ExecutorClient) -> Non
         assert session.execute("version(2).n, ordered(5)").output == (2, odd.with_ordering(5))
 
 
-async def test_plain_callables_run_in_an_async_session(daemon: Daemon) -> None:
-    async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
-        await session.register_tools({"adder": Tool(plain._make_adder(5), placement="sandbox")})
-        assert (await session.execute("adder(1), adder(2)")).output == (6, 8)
-
-
 def test_large_data_goes_with_a_tool(client: ExecutorClient) -> None:
     table = bytes(range(256)) * 20_000
 
@@ -269,6 +263,9 @@ def test_modules_that_the_image_lacks_are_named_by_their_distributions(client: E
         assert session.execute("before(3)").output == 21
 
 
+async def _waits() -> None: ...
+
+
 @pytest.mark.parametrize(
     ("made", "kind", "text"),
     [
@@ -276,26 +273,9 @@ def test_modules_that_the_image_lacks_are_named_by_their_distributions(client: E
         (Tool(print, placement="sandbox", is_final_answer=True), ToolNotShippable, "it gives the final answer"),
         (Tool(print, placement="sandbox", parameters=("x",)), InvalidRequest, "with its own parameters"),
         (Tool(refused.use_closure, placement="sandbox"), ToolNotShippable, "lock: a _thread.lock"),
+        (Tool(_waits, placement="sandbox"), ToolNotShippable, "coroutine function"),
     ],
 )
 def test_what_makes_no_sense_is_refused(client: ExecutorClient, made: Tool, kind: type[Exception], text: str) -> None:
     with client.create_session() as session, pytest.raises(kind, match=text):
         session.register_tools({"made": made})
-
-
-async def test_a_coroutine_function_is_not_shipped(daemon: Daemon) -> None:
-    async def waits() -> None: ...
-
-    async with AsyncExecutorClient(**daemon.access) as client, await client.create_session() as session:
-        with pytest.raises(ToolNotShippable, match="coroutine function"):
-            await session.register_tools({"waits": Tool(waits, placement="sandbox")})
-
-
-def test_the_class_of_agents_takes_the_placement(daemon: Daemon) -> None:
-    with CodeAgent(
-        tools=[agent_tools.convert],
-        model=scripted("final_answer(convert(3))", "final_answer(convert(4))"),
-        executor_kwargs={"tool_placement": "sandbox", **daemon.access},
-        verbosity_level=LogLevel.OFF,
-    ) as agent:
-        assert [agent.run("go"), agent.run("go")] == [6.0, 8.0]

@@ -61,17 +61,6 @@ def test_state_begins_no_session_and_says_when_there_is_none_to_ask(
         executor.state["x"]
 
 
-def test_an_agents_callback_reads_the_state_between_steps(daemon: Daemon) -> None:
-    seen: list[Any] = []
-
-    def look(step: Any, agent: Any) -> None:
-        seen.append(agent.python_executor.state.get("total"))
-
-    with agent_on(daemon, "total = 1", "total += 1", "final_answer(total)", step_callbacks=[look]) as agent:
-        agent.run("go")
-    assert seen == [1, 2, 2]
-
-
 # ---------------------------------------------------------------------------------------------------------------------
 # additional_functions
 

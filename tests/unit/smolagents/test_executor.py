@@ -60,27 +60,25 @@ def warning(limit: str) -> types.Event:
     return types.Event(limit_warning=types.LimitWarningEvent(limit=limit, used=8_000, budget=10_000))
 
 
-def test_labels_of_the_node_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -> None:
-    labels = {"zone": "a"}
-    with RemoteExecutor(address=daemon.address, token=TOKEN, node_labels=labels) as executor:
+@pytest.mark.parametrize(
+    ("name", "value", "is_saved"),
+    [
+        ("node_labels", {"zone": "a"}, True),
+        ("packages", ["scikit-learn>=1.5", "polars"], True),
+        ("network", ["pypi.org:443", "*.example.com"], False),
+    ],
+)
+def test_arguments_of_a_new_session_are_sent_and_saved(
+    daemon: FakeDaemon, name: str, value: Any, is_saved: bool
+) -> None:
+    options: dict[str, Any] = {name: value}
+    with RemoteExecutor(address=daemon.address, token=TOKEN, **options) as executor:
         executor("1")
-        assert executor.saved_kwargs() == {"address": daemon.address, "node_labels": labels}
-    assert [dict(request.node_labels) for name, request in daemon.requests if name == "CreateSession"] == [labels]
-    with pytest.raises(ValueError, match="node_labels only applies to a new one"):
-        RemoteExecutor(node_labels=labels, session="0" * 32)
-
-
-def test_packages_are_asked_for_with_the_session_and_saved(daemon: FakeDaemon) -> None:
-    packages = ["scikit-learn>=1.5", "polars"]
-    with RemoteExecutor(address=daemon.address, token=TOKEN, packages=packages) as executor:
-        executor("1")
-        assert executor.saved_kwargs() == {"address": daemon.address, "packages": packages}
-    (created,) = [request for name, request in daemon.requests if name == "CreateSession"]
-    assert list(created.packages) == packages and not created.modules
-    with pytest.raises(InvalidRequest, match="packages is of type str; write packages="):
-        RemoteExecutor(packages="polars")
-    with pytest.raises(ValueError, match="packages only applies to a new one"):
-        RemoteExecutor(packages=["polars"], session="0" * 32)
+        assert executor.saved_kwargs() == {"address": daemon.address, **(options if is_saved else {})}
+    (created,) = [request for sent, request in daemon.requests if sent == "CreateSession"]
+    assert type(value)(getattr(created, name)) == value
+    with pytest.raises(ValueError, match=f"{name} only applies to a new one"):
+        RemoteExecutor(session="0" * 32, **options)
 
 
 def test_what_is_authorized_and_missing_is_said_before_the_model_is_asked(daemon: FakeDaemon) -> None:
@@ -159,17 +157,6 @@ def test_modules_that_stay_missing_are_refused_at_the_second_time(daemon: FakeDa
         with pytest.raises(ModulesMissing):
             executor.send_tools({"shipped": shipped})
         assert daemon.names().count("CreateSession") == 2
-
-
-def test_hosts_are_asked_for_with_the_session(daemon: FakeDaemon) -> None:
-    with RemoteExecutor(address=daemon.address, token=TOKEN, network=["pypi.org:443", "*.example.com"]) as executor:
-        executor("1")
-    (created,) = [request for name, request in daemon.requests if name == "CreateSession"]
-    assert list(created.network) == ["pypi.org:443", "*.example.com"]
-    with pytest.raises(InvalidRequest, match="network is of type str; write network="):
-        RemoteExecutor(network="pypi.org")
-    with pytest.raises(ValueError, match="network only applies to a new one"):
-        RemoteExecutor(network=["pypi.org"], session="0" * 32)
 
 
 def test_near_end_of_a_limit_is_shown_to_the_watcher_once(

@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
-import signal
-import socket
-import ssl
 import sys
-from contextlib import suppress
 from http import HTTPStatus
 from pathlib import Path
 from typing import cast
 
-from granian.constants import HTTPModes, Interfaces, SSLProtocols
+from granian.constants import HTTPModes
 from granian.http import HTTP1Settings
 from granian.server.embed import Server
 from starlette.applications import Starlette
@@ -23,6 +18,7 @@ from starlette.responses import FileResponse, HTMLResponse, RedirectResponse, Re
 from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp
 
+from executor_server import web
 from executor_server.console import (
     actions,
     approvals,
@@ -40,53 +36,22 @@ from executor_server.console.access import SIGN_IN_PATH, STATIC_PATH, Access, Gu
 from executor_server.console.console import Console
 from executor_server.console.daemon import Daemon, DaemonError, channel_to
 from executor_server.core import AddressError, TcpAddress, UnixAddress, addresses
-from executor_server.core.config import (
-    AlreadyRunning,
-    Config,
-    ConsoleSection,
-    StateDir,
-    StateDirError,
-    claim,
-    read_token,
-)
+from executor_server.core.config import Config, ConsoleSection, StateDir, StateDirError, read_token
+from executor_server.web import StartError
 
 PAGES = (overview, sessions, session, approvals, refusals, recordings, environments, fleet, audit, policy, actions)
 CONNECTIONS_MAX = 1024
 IDLE_MAX_MS = 5_000
 """Milliseconds for the head of a request, and between two of a connection."""
-STOP_GRACE_S = 2.0
-"""Seconds for requests to end when the console stops. Streams end at once."""
 STATIC_AGE_S = 3600
 
 _STATIC = Path(__file__).parent / "static"
 _FILES = {str(path.relative_to(_STATIC)): path for path in _STATIC.rglob("*") if path.suffix in (".css", ".js", ".svg")}
 
 
-class ConsoleError(Exception):
-    """The console can't start; the message is a sentence that says why."""
-
-
 def serve(config: Config) -> None:
-    """Serves until SIGTERM or SIGINT. Raises AddressError, StateDirError and ConsoleError."""
-    section = config.console
-    address = addresses.parse(section.listen)
-    assert isinstance(address, TcpAddress)  # checked by the section
-    if not address.is_loopback and section.tls_cert is None:
-        raise AddressError(
-            f"{address} is reachable from other machines, and its pages would be sent unencrypted. Set "
-            "console.tls_cert and console.tls_key, or listen on 127.0.0.1."
-        )
-    if address.host in ("0.0.0.0", "::") and not section.hosts:
-        raise AddressError(f"{address} is every address of this machine. Set console.hosts to the name for browsers.")
-    addresses.check_port(address)  # granian would share the port with another console
-    try:
-        with claim(config.server.state_dir / "console") as state:
-            asyncio.run(_serve(config, state, address))
-    except AlreadyRunning as error:
-        raise StateDirError(
-            f"Another console is running with the state directory {config.server.state_dir}. Stop it, or start this "
-            "one with --state-dir for another directory, --daemon and --token-file."
-        ) from error
+    """Serves until SIGTERM or SIGINT. Raises AddressError, StateDirError and StartError."""
+    web.run("console", config, _serve)
 
 
 def link(config: Config) -> str:
@@ -106,10 +71,11 @@ def _link_path(directory: Path) -> Path:
 
 async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     section = config.console
+    if address.host in ("0.0.0.0", "::") and not section.hosts:
+        raise AddressError(f"{address} is every address of this machine. Set console.hosts to the name for browsers.")
     own = StateDir(config.server.state_dir)
-    daemon_address = section.daemon or f"unix:{own.socket_path}"
+    daemon_address = web.daemon_address(config, section)
     path = _link_path(state.root)
-    scheme = "http" if section.tls_cert is None else "https"
     names = section.hosts or ((f"localhost:{address.port}", str(address)) if address.is_loopback else (str(address),))
 
     def keep_link(link: str) -> None:
@@ -119,31 +85,24 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
         new.write_text(f"{link}\n")
         new.replace(path)
 
-    stopped = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     try:
-        channel = channel_to(daemon_address, section.daemon_tls_ca, tls=_needs_tls(daemon_address, section))
+        channel = channel_to(daemon_address, section.daemon_tls_ca, tls=web.daemon_needs_tls(section, daemon_address))
     except OSError as error:
-        raise ConsoleError(f"{section.daemon_tls_ca} can't be read: {error.strerror}.") from error
+        raise StartError(f"{section.daemon_tls_ca} can't be read: {error.strerror}.") from error
     try:
         async with Daemon(
             channel, daemon_address, lambda: _token(section, own, daemon_address), approves=section.actions
         ) as daemon:
-            access = Access(f"{scheme}://{names[-1]}", keep_link)
+            access = Access(f"{web.scheme(section)}://{names[-1]}", keep_link)
             console = Console(daemon, actions=section.actions)
             server = _server(section, address, application(console, access, frozenset(names)))
             server.on_startup(lambda: _announce(path.read_text().strip()))
-            serving = asyncio.create_task(server.serve())
-            stopping = asyncio.create_task(stopped.wait())
-            await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
-            stopping.cancel()
-            access.stop()
-            server.stop()  # type: ignore[no-untyped-call]
-            with suppress(TimeoutError):
-                async with asyncio.timeout(STOP_GRACE_S):
-                    await serving
-            await console.watches.stop()
+
+            async def stop() -> None:
+                access.stop()
+                await console.watches.stop()
+
+            await web.until_stopped(server, stop)
     finally:
         path.unlink(missing_ok=True)
 
@@ -183,11 +142,6 @@ def _is_own(path: Path) -> bool:
 
 def _no_token(text: str) -> DaemonError:
     return DaemonError("UNAVAILABLE", "", text)
-
-
-def _needs_tls(daemon: str, section: ConsoleSection) -> bool:
-    parsed = addresses.parse(daemon)
-    return section.daemon_tls_ca is not None or (isinstance(parsed, TcpAddress) and not parsed.is_loopback)
 
 
 def application(console: Console, access: Access, hosts: frozenset[str]) -> ASGIApp:
@@ -237,19 +191,6 @@ def application(console: Console, access: Access, hosts: frozenset[str]) -> ASGI
 
 
 def _server(section: ConsoleSection, address: TcpAddress, app: ASGIApp) -> Server:
-    try:
-        return Server(
-            app,
-            address=socket.gethostbyname(address.host) if ":" not in address.host else address.host,
-            port=address.port,
-            interface=Interfaces.ASGINL,
-            http=HTTPModes.http1,  # with `auto` a connection that sends nothing would never end
-            http1_settings=HTTP1Settings(header_read_timeout=IDLE_MAX_MS),
-            backlog=CONNECTIONS_MAX,
-            log_enabled=False,
-            ssl_cert=section.tls_cert,
-            ssl_key=section.tls_key,
-            ssl_protocol_min=SSLProtocols.tls12,
-        )
-    except (OSError, ssl.SSLError) as error:
-        raise ConsoleError(f"{section.tls_cert} and {section.tls_key} can't be used: {error}") from error
+    # HTTP/1.1 has this limit on idle connections, `auto` has none.
+    settings = HTTP1Settings(header_read_timeout=IDLE_MAX_MS)
+    return web.server(section, address, app, http=HTTPModes.http1, http1_settings=settings, backlog=CONNECTIONS_MAX)

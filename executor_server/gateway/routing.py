@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b.errors import E2BError
+from executor_server.web import IdleConnections
 
 REQUESTS_MAX = 1024
 """Requests at a time."""
@@ -77,9 +78,10 @@ class StreamCut(Exception):
 class Router:
     """The gateway as one application."""
 
-    def __init__(self, applications: Applications, clients: Clients, domain: str | None) -> None:
+    def __init__(self, applications: Applications, clients: Clients, idle: IdleConnections, domain: str | None) -> None:
         self._applications = applications
         self._clients = clients
+        self._idle = idle
         self._suffix = None if domain is None else f".{domain.partition(':')[0]}"
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -91,10 +93,11 @@ class Router:
         exchange = _Exchange(receive, send)
         self._running.add(task)
         try:
-            with self._clients.request():
-                await application(scope, exchange.receive, exchange.send)
-            if scope["type"] == "http":
-                await exchange.drain()
+            with self._idle.request(scope):
+                with self._clients.request():
+                    await application(scope, exchange.receive, exchange.send)
+                if scope["type"] == "http":
+                    await exchange.drain()
         except StreamCut:
             raise
         except Exception:

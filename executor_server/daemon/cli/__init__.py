@@ -17,8 +17,6 @@ import click
 from executor_server.core import SandboxFailure
 from executor_server.core.config import ConfigError, to_toml
 from executor_server.daemon.cli.admin import admin
-from executor_server.daemon.cli.console import console
-from executor_server.daemon.cli.gateway import gateway
 from executor_server.daemon.cli.images import images
 from executor_server.daemon.cli.shared import (
     EXIT_CONFIG,
@@ -32,6 +30,7 @@ from executor_server.daemon.cli.shared import (
     read_config,
     start_collector,
 )
+from executor_server.daemon.cli.web import console, gateway
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,0 +1,87 @@
+"""Closes connections without requests, so that nobody can keep the places of all others.
+
+granian limits the time for the head of a request of HTTP/1.1. It waits for ever for the first bytes of a connection
+that may become HTTP/2, for a handshake of TLS, and for requests on a connection of HTTP/2. It has no list of its
+connections either. The kernel has: they are sockets of this process whose own port is the one that the server
+listens on. Applications report which of them have requests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import time
+from collections import Counter
+from collections.abc import Iterator, Set
+from ipaddress import IPv6Address, ip_address
+from pathlib import Path
+
+from starlette.types import Scope
+
+FIRST_REQUEST_S = 15.0
+"""Seconds for the first request of a connection, the handshake of TLS included."""
+IDLE_S = 120.0
+"""Seconds between two requests of a connection. Clients keep unused ones for up to 90."""
+SCANS = 3
+"""Scans during `FIRST_REQUEST_S`."""
+
+Peer = tuple[str, int]
+
+
+class IdleConnections:
+    """The connections of a server at `port`; one object for the process."""
+
+    def __init__(self, port: int, *, first_request_s: float = FIRST_REQUEST_S, idle_s: float = IDLE_S) -> None:
+        self._port = port
+        self._first_request_s, self._idle_s = first_request_s, idle_s
+        self._running: Counter[Peer] = Counter()
+        self._until: dict[Peer, float] = {}  # monotonic: when a connection without a request is closed
+
+    @contextlib.contextmanager
+    def request(self, scope: Scope) -> Iterator[None]:
+        """Wraps a request, or a WebSocket: its connection stays open."""
+        peer = _peer(*scope["client"])
+        self._running[peer] += 1
+        try:
+            yield
+        finally:
+            self._running[peer] -= 1
+            if not self._running[peer]:
+                del self._running[peer]
+                self._until[peer] = time.monotonic() + self._idle_s
+
+    async def close_late(self) -> None:
+        """Closes late connections until it is cancelled."""
+        while True:
+            await asyncio.sleep(self._first_request_s / SCANS)
+            now = time.monotonic()
+            late = {peer for peer, until in self._until.items() if until <= now and peer not in self._running}
+            found = await asyncio.to_thread(_scan, self._port, late)
+            self._until = {peer: self._until.get(peer, now + self._first_request_s) for peer in found}
+
+
+def _scan(port: int, late: Set[Peer]) -> set[Peer]:
+    """Shuts down the late ones of this process's connections to its port. Returns the peers of all."""
+    peers: set[Peer] = set()
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(OSError):  # closed meanwhile, no socket, or the listener, which has no peer
+            if not str(entry.readlink()).startswith("socket:"):
+                continue
+            # A duplicate: the number may become another connection's while this one is examined.
+            with socket.socket(fileno=os.dup(int(entry.name))) as connection:
+                if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
+                    continue
+                peer = _peer(*connection.getpeername()[:2])
+                peers.add(peer)
+                if peer in late:
+                    connection.shutdown(socket.SHUT_RDWR)
+    return peers
+
+
+def _peer(host: str, port: int | str) -> Peer:
+    """Returns one form of an address: for a listener of both versions, IPv4 ones can be written as IPv6."""
+    address = ip_address(host.partition("%")[0])
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return str(mapped or address), int(port)  # granian's is a text

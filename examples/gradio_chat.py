@@ -8,6 +8,7 @@ for Gradio 6, smolagents 1.24 or later.
 from __future__ import annotations
 
 import os
+import random
 import tempfile
 
 # Set before the imports: no analytics for Gradio, no requests to the Hugging Face Hub.
@@ -16,7 +17,7 @@ os.environ.update(GRADIO_ANALYTICS_ENABLED="False", HF_HUB_OFFLINE="1")
 from gradio_client import Client  # type: ignore[import-untyped]
 from own_daemon import own_daemon
 from scripted import Reply, ScriptedModel
-from smolagents import GradioUI
+from smolagents import GradioUI, tool
 
 from executor_client.smolagents import CodeAgent
 
@@ -25,8 +26,7 @@ SCRIPT = [
         thought="I toss three dice.",
         expects=["Toss three dice"],
         code="""
-import random
-dice = [random.randint(1, 6) for _ in range(3)]
+dice = [toss() for _ in range(3)]
 print("dice:", dice)
 final_answer(sum(dice))
 """,
@@ -44,10 +44,16 @@ final_answer(sum(dice))
 ]
 
 
+@tool  # type: ignore[untyped-decorator]  # smolagents is untyped
+def toss() -> int:
+    """Tosses one die. It runs in this process, so a recording has what it showed."""
+    return random.randint(1, 6)
+
+
 def main() -> None:
     with (
         tempfile.TemporaryDirectory() as files,  # uploads of the chat, and files that its page serves
-        CodeAgent(tools=[], model=ScriptedModel(SCRIPT)) as agent,
+        CodeAgent(tools=[toss], model=ScriptedModel(SCRIPT)) as agent,
     ):
         os.environ["GRADIO_TEMP_DIR"] = files
         app = GradioUI(agent).create_app()

@@ -12,6 +12,8 @@ import time
 from collections.abc import AsyncGenerator
 from typing import Self
 
+from google.protobuf.message import Message
+
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._aio import AsyncEventStream, AsyncTransport, Lock, sleep
 from executor_client._core import process as core
@@ -235,6 +237,7 @@ class AsyncProcess(ShortRepr):
         async with self._write_lock:
             offset = self._written_bytes
             for request in core.write_requests(self._followed.session_id, self.process_id, offset, data, eof=eof):
+                self._record("input", request)
                 response = await self._session._open().call(request)
                 if response.written_bytes > request.offset + len(request.data):
                     self._written_bytes = response.written_bytes
@@ -250,6 +253,7 @@ class AsyncProcess(ShortRepr):
             process_id=self.process_id,
             size=core.size_to_wire(size),
         )
+        self._record("resize", request)
         await self._session._open().call(request)
 
     async def signal(self, number: int, target: str = "group") -> None:
@@ -258,6 +262,7 @@ class AsyncProcess(ShortRepr):
         Does nothing if the process has ended.
         """
         request = core.signal_request(self._followed.session_id, self.process_id, number, target)
+        self._record("signal", request)
         await self._session._open().call(request)
 
     async def terminate(self) -> None:
@@ -282,7 +287,13 @@ class AsyncProcess(ShortRepr):
     async def _send(self, number: int, target: str) -> None:
         """Sends a signal in one attempt."""
         request = core.signal_request(self._followed.session_id, self.process_id, number, target)
+        self._record("signal", request)
         await self._session._transport.once(request, CANCEL_GRACE_S)
+
+    def _record(self, kind: str, request: Message) -> None:
+        """Records a request before it is sent: its effects may arrive before its answer."""
+        if self._session._record is not None:
+            self._session._record.request(kind, request)
 
     async def __aenter__(self) -> Self:
         return self

@@ -13,6 +13,8 @@ import time
 from collections.abc import Generator
 from typing import Self
 
+from google.protobuf.message import Message
+
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client._core import process as core
 from executor_client._core import requests
@@ -236,6 +238,7 @@ class Process(ShortRepr):
         with self._write_lock:
             offset = self._written_bytes
             for request in core.write_requests(self._followed.session_id, self.process_id, offset, data, eof=eof):
+                self._record("input", request)
                 response = self._session._open().call(request)
                 if response.written_bytes > request.offset + len(request.data):
                     self._written_bytes = response.written_bytes
@@ -251,6 +254,7 @@ class Process(ShortRepr):
             process_id=self.process_id,
             size=core.size_to_wire(size),
         )
+        self._record("resize", request)
         self._session._open().call(request)
 
     def signal(self, number: int, target: str = "group") -> None:
@@ -259,6 +263,7 @@ class Process(ShortRepr):
         Does nothing if the process has ended.
         """
         request = core.signal_request(self._followed.session_id, self.process_id, number, target)
+        self._record("signal", request)
         self._session._open().call(request)
 
     def terminate(self) -> None:
@@ -283,7 +288,13 @@ class Process(ShortRepr):
     def _send(self, number: int, target: str) -> None:
         """Sends a signal in one attempt."""
         request = core.signal_request(self._followed.session_id, self.process_id, number, target)
+        self._record("signal", request)
         self._session._transport.once(request, CANCEL_GRACE_S)
+
+    def _record(self, kind: str, request: Message) -> None:
+        """Records a request before it is sent: its effects may arrive before its answer."""
+        if self._session._record is not None:
+            self._session._record.request(kind, request)
 
     def __enter__(self) -> Self:
         return self

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 from collections.abc import Generator, Mapping, Sequence
 from types import TracebackType
@@ -202,9 +203,13 @@ class SessionProcesses(ShortRepr):
 
     def _followed(self, process_id: str, request: pb.StartProcessRequest | None, waits: Waits) -> FollowedProcess:
         transport = self._session._open()
-        if self._session._record is not None:
-            self._session._record.unseen("commands and terminals in the sandbox")
-        return transport.process(self._session.session_id, process_id, request, current_trace(), waits)
+        self._session._was_used = True
+        followed = transport.process(self._session.session_id, process_id, request, current_trace(), waits)
+        if (record := self._session._record) is not None:
+            if request is not None:
+                record.command(request)
+            followed.on_event = functools.partial(record.command_event, process_id)
+        return followed
 
     def list(self) -> list[ProcessInfo]:
         """Lists the session's processes, including ended ones until the daemon forgets them."""

@@ -211,8 +211,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     async def StartProcess(self, request: service_pb.StartProcessRequest, context: Context) -> None:
         session = self._session(request.session_id)
-        process = await session.processes.start(from_wire.process_request_from(request))
-        self._record_unseen(session, "commands and terminals in the sandbox")
+        started = from_wire.process_request_from(request)
+        self._record(session, "command", request)  # before its output, which may come before this call goes on
+        process = await session.processes.start(started)
         async with aclosing(process.events_with_gap(0)) as events:
             async for event in events:
                 message = service_pb.StartProcessResponse(event=to_wire.process_event_to(event))
@@ -235,7 +236,9 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.WriteProcessRequest, context: Context
     ) -> service_pb.WriteProcessResponse:
         data = from_wire.written_data_from(request)
-        processes = self._session(request.session_id).processes
+        session = self._session(request.session_id)
+        processes = session.processes
+        self._record(session, "input", request)
         written_bytes = await processes.write(_process_id(request), request.offset, data, eof=request.eof)
         return service_pb.WriteProcessResponse(written_bytes=written_bytes)
 
@@ -243,14 +246,18 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
         self, request: service_pb.ResizeProcessRequest, context: Context
     ) -> service_pb.ResizeProcessResponse:
         size = from_wire.terminal_size_from(request.size, "size")
-        await self._session(request.session_id).processes.resize(_process_id(request), size)
+        session = self._session(request.session_id)
+        self._record(session, "resize", request)
+        await session.processes.resize(_process_id(request), size)
         return service_pb.ResizeProcessResponse()
 
     async def SignalProcess(
         self, request: service_pb.SignalProcessRequest, context: Context
     ) -> service_pb.SignalProcessResponse:
         signal, target = from_wire.signal_from(request)
-        await self._session(request.session_id).processes.signal(_process_id(request), signal, target)
+        session = self._session(request.session_id)
+        self._record(session, "signal", request)
+        await session.processes.signal(_process_id(request), signal, target)
         return service_pb.SignalProcessResponse()
 
     async def ForwardPort(self, requests: AsyncIterator[service_pb.ForwardPortRequest], context: Context) -> None:

@@ -24,6 +24,7 @@ from executor_server.core import (
     InvalidRequest,
     NotFound,
     PreconditionFailed,
+    ProcessEvent,
     ProcessEventKind,
     ProcessFacts,
     ProcessRequest,
@@ -322,6 +323,8 @@ class Processes:
         self._channel.send(ForgetProcess(id=process_id))
 
     def on_process_event(self, log: ProcessLog, event: ProcessEventKind) -> None:
+        if self._session.recorder is not None:
+            self._session.recorder.process_event(log.process_id, ProcessEvent(log.last_number, event))
         if isinstance(event, ProcessStarted):
             context = self._callers.get(log.process_id) or Context()
             context.run(self._observer.process_started, self._session.facts, facts_of(log))

@@ -6,7 +6,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
-from executor_server.core import Event, Payload, RecordRules
+from executor_server.core import Event, Payload, ProcessEvent, RecordRules
 from executor_server.sessions.journal import ExecutionRequest, ToolFailure
 
 if TYPE_CHECKING:
@@ -36,6 +36,10 @@ class SessionRecorder(Protocol):
 
     def answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
         """Records the answer to a tool call."""
+        ...
+
+    def process_event(self, process_id: str, event: ProcessEvent) -> None:
+        """Records an event of a command."""
         ...
 
     def unseen(self, what: str) -> None:

@@ -42,6 +42,11 @@ KINDS: Mapping[str, type[Message] | None] = {
     "files": service_pb.ManageFileRequest,  # makes a directory, moves or removes
     "savepoint": service_pb.TakeSavepointRequest,
     "rollback": service_pb.RollbackRequest,
+    "command": service_pb.StartProcessRequest,  # without the values of its environment variables
+    "input": service_pb.WriteProcessRequest,
+    "resize": service_pb.ResizeProcessRequest,
+    "signal": service_pb.SignalProcessRequest,
+    "output": service_pb.RecordedProcessEvent,  # any event of a command
     # A call of a model: {"model": its id, "messages": [payload of each as JSON], "settings": payload of the other
     # arguments as JSON, "answer": payload of the answer as JSON, or "error": {"type": ..., "message": ...}}.
     "model": None,
@@ -52,6 +57,17 @@ KINDS: Mapping[str, type[Message] | None] = {
 def fields_of(message: Message) -> dict[str, Any]:
     """Returns a message as the fields of an entry."""
     return json_format.MessageToDict(message, preserving_proto_field_name=True)
+
+
+def drop_env_values(request: service_pb.StartProcessRequest) -> bool:
+    """Removes the values of a command's environment variables, which are often secrets. Returns True if it has any."""
+    for name in request.env:
+        request.env[name] = ""
+    return bool(request.env)
+
+
+ENV_OF_COMMANDS = "values of environment variables of commands"
+"""What a recording lacks after `drop_env_values`."""
 
 
 def payload_of(event: pb.Event) -> pb.Payload | None:

@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.backend_daemon import daemon_on
 from tests.support.daemon import Daemon
+from tests.support.replayed import POLICY, check_replays, seen_in
 
 _TABLE = Path(__file__).parent / "integrations.toml"
 
@@ -43,11 +44,22 @@ SUITES = {_wheel(entry["suite"]["module"]): entry for entry in _installed() if "
 
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
-    """A daemon that the environment names, as it does for users."""
-    with daemon_on(os.environ.get("EXECUTOR_TEST_BACKEND", "local")) as running, pytest.MonkeyPatch.context() as patch:
+    """A daemon that the environment names, as it does for users. It records its sessions."""
+    backend = os.environ.get("EXECUTOR_TEST_BACKEND", "local")
+    with daemon_on(backend, policy=POLICY) as running, pytest.MonkeyPatch.context() as patch:
         patch.setenv("EXECUTOR_ADDRESS", running.address)
         patch.setenv("EXECUTOR_TOKEN", running.token)
         yield running
+
+
+@pytest.fixture
+def replayed(daemon: Daemon) -> Iterator[list[str]]:
+    """Runs the sessions of a test again at its end. It may append what their recordings lack."""
+    lacks: list[str] = []
+    with daemon.client() as client:
+        seen = seen_in(client)
+        yield lacks
+        check_replays(client, seen, lacks=tuple(lacks))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -115,6 +115,7 @@ def test_another_process_continues_by_the_name_and_a_lost_session_ends_the_run(s
             call("true")
 
 
+@pytest.mark.usefixtures("replayed")
 def test_example(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     import_module("deepagents_agent").main()

@@ -38,6 +38,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("adk_agent")
 
 
+@pytest.mark.usefixtures("replayed")
 def test_scripted_agent_writes_runs_edits_and_reads(
     daemon: Daemon, example: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -217,6 +217,7 @@ def test_sample_whose_daemon_is_killed_is_repeated(mortal: Callable[[], None], t
     assert "SessionGone" in sample.error_retries[0].traceback
 
 
+@pytest.mark.usefixtures("replayed")
 def test_example(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(Path(__file__).parents[2] / "examples")
     import_module("inspect_eval").main()

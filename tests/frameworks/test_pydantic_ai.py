@@ -140,6 +140,7 @@ async def test_cancelled_first_use_leaves_no_session(daemon: Daemon, backend: Re
         assert [each.name for each in client.list_sessions()] == [backend.ref.id]
 
 
+@pytest.mark.usefixtures("replayed")
 def test_example(daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.syspath_prepend(EXAMPLES)
     import_module("pydantic_ai_agent").main()

@@ -37,6 +37,7 @@ def example(monkeypatch: pytest.MonkeyPatch) -> Any:
     return import_module("strands_agent")
 
 
+@pytest.mark.usefixtures("replayed")
 def test_scripted_agent_writes_runs_and_reads(daemon: Daemon, example: Any, capsys: pytest.CaptureFixture[str]) -> None:
     example.main()
     printed = capsys.readouterr().out

@@ -1,14 +1,16 @@
 """The examples, run as a person would run them: what they print is what they say they show.
 
-Most run in this process, on the daemon that the tests share; three as the scripts that they are, with a daemon of their
-own, which they check to be gone at the end.
+Most run in this process, on one daemon; some as the scripts that they are, with a daemon of their own, which they check
+to be gone at the end. All daemons record, and all sessions run again from their recordings as they were.
 """
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
@@ -16,10 +18,12 @@ import pytest
 import smolagents
 
 from examples.scripted import Reply, ScriptedModel
+from tests.support.backend_daemon import daemon_on
 from tests.support.backends import require
 from tests.support.daemon import Daemon
+from tests.support.replayed import EXAMPLES, POLICY, check_replays, seen_in
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+ROOT = Path(__file__).parents[2]
 SCRIPT_TIMEOUT_S = 200.0
 
 # Helpers, and what has a test or a Makefile target of its own.
@@ -115,14 +119,33 @@ def check(name: str, output: str) -> None:
         assert any(re.fullmatch(pattern, line) for line in lines), f"no line {pattern!r} in its place:\n{output}"
 
 
+@pytest.fixture(scope="module")
+def daemon() -> Iterator[Daemon]:
+    with daemon_on(os.environ.get("EXECUTOR_TEST_BACKEND", "local"), policy=POLICY) as running:
+        yield running
+
+
+def run_script(name: str, *lacks: str) -> str:
+    """Runs an example on a daemon of its own. Returns its output, after its sessions ran again as recorded."""
+    command = [sys.executable, "-m", "tests.support.replayed", name]
+    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
+    assert script.returncode == 0, script.stdout + script.stderr
+    replays = re.findall(r"^REPLAYED .*$", script.stdout, re.MULTILINE)
+    assert replays and all(each.endswith(f": as recorded; lacks {list(lacks)}") for each in replays), script.stdout
+    return script.stdout
+
+
 @pytest.mark.parametrize("name", sorted(SHOWS.keys() - AS_SCRIPTS))
 def test_example_shows_what_it_says(
     name: str, daemon: Daemon, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("EXECUTOR_STATE_DIR", str(daemon.state_dir))
     monkeypatch.syspath_prepend(EXAMPLES)
-    import_module(name).main()
-    check(name, capsys.readouterr().out)
+    with daemon.client() as client:
+        seen = seen_in(client)
+        import_module(name).main()
+        check(name, capsys.readouterr().out)
+        check_replays(client, seen)
 
 
 @pytest.mark.parametrize("name", sorted(AS_SCRIPTS))
@@ -132,20 +155,13 @@ def test_example_runs_as_a_script_and_leaves_nothing(name: str) -> None:
         pytest.importorskip("gradio", reason="gradio is not installed")
         if tuple(map(int, smolagents.__version__.split(".")[:2])) < (1, 24):
             pytest.skip("GradioUI knows no Gradio 6 before smolagents 1.24")
-    script = subprocess.run(
-        [sys.executable, EXAMPLES / f"{name}.py"], capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S
-    )
-    assert script.returncode == 0, script.stdout + script.stderr
-    check(name, script.stdout)
+    check(name, run_script(name))
 
 
 def test_the_example_with_a_network_shows_a_refusal_a_page_and_an_answer() -> None:
     """It brings a policy and a site of its own, which are gone with it."""
     require("local")
-    example = [sys.executable, str(EXAMPLES / "fetch.py")]
-    script = subprocess.run(example, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
-    assert script.returncode == 0, script.stdout + script.stderr
-    said = " ".join(script.stdout.split())
+    said = " ".join(run_script("fetch", "what hosts of the network answered (1)").partition("REPLAYED")[0].split())
     assert "403 search.example:443 is not allowed for this session; allowed: kiln-and-clay.example:" in said
     assert "<h1>Kiln &amp; Clay</h1>" in said
     assert said.endswith("The answer: {'glaze pump': 49.5}")

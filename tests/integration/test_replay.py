@@ -3,25 +3,17 @@
 from __future__ import annotations
 
 import copy
-import os
-import re
-import subprocess
-import sys
 from collections.abc import Callable
-from importlib import import_module
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from executor_client import ExecutorClient, Recorder, Recording, Session, Tool
+from executor_client import ExecutorClient, Recorder, Recording, Tool
 from executor_client.cli import main
 from executor_client.recording import Entry
 from tests.support.backends import require
 from tests.support.daemon import Daemon
-
-EXAMPLES = Path(__file__).parents[2] / "examples"
 
 Change = Callable[[Entry, dict[str, Any]], bool | None]
 """Changes the fields of an entry; False leaves the entry out."""
@@ -160,68 +152,3 @@ def test_an_incomplete_recording_is_unverified(
         assert execute(daemon, path) == 4
         out = capsys.readouterr().out
         assert "unverified" in out and why in out
-
-
-@pytest.mark.parametrize(("name", "steps"), [("undo", 5), ("guided_tour", 3)])
-def test_an_example_runs_again_as_it_was(
-    name: str,
-    steps: int,
-    daemon: Daemon,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Of agents with savepoints, with host tools: their tools and models are gone."""
-    require("local")
-    monkeypatch.setenv("EXECUTOR_STATE_DIR", str(daemon.state_dir))
-    monkeypatch.syspath_prepend(EXAMPLES)
-    create_session = ExecutorClient.create_session
-
-    def recorded(client: ExecutorClient, *args: Any, **kwargs: Any) -> Session:
-        session = create_session(client, *args, **kwargs)
-        session.record(tmp_path / "run.rxr")
-        return session
-
-    monkeypatch.setattr(ExecutorClient, "create_session", recorded)
-    import_module(name).main()
-    monkeypatch.undo()
-    assert execute(daemon, tmp_path / "run.rxr") == 0
-    assert capsys.readouterr().out.endswith(f"verified: all {steps} steps went as recorded\n")
-
-
-CHAT = """
-import os, sys
-sys.path.insert(0, sys.argv[1])
-import gradio_chat
-from executor_client import Recording
-from executor_client.smolagents import CodeAgent
-from executor_client.smolagents.replaying import record_agent, replay_agent
-
-def made(**options):
-    agent = CodeAgent(**options)
-    if sys.argv[2] == "record":
-        record_agent(agent, sys.argv[3])
-    else:
-        replay_agent(agent, Recording(sys.argv[3]))
-    return agent
-
-gradio_chat.CodeAgent = made
-gradio_chat.main()
-"""
-
-
-def test_a_chat_that_tosses_dice_is_replayed_offline_with_the_same_dice(daemon: Daemon, tmp_path: Path) -> None:
-    """Run again, the dice would fall otherwise; the replay needs neither daemon nor model."""
-    require("local")
-    pytest.importorskip("gradio", reason="gradio is not installed")
-    if tuple(map(int, version("smolagents").split(".")[:2])) < (1, 24):
-        pytest.skip("GradioUI knows no Gradio 6 before smolagents 1.24")
-    said = []
-    for mode, address in (("record", daemon.address), ("replay", "127.0.0.1:1")):
-        environment = {**os.environ, "EXECUTOR_ADDRESS": address, "EXECUTOR_TOKEN": daemon.token}
-        command = [sys.executable, "-c", CHAT, str(EXAMPLES), mode, str(tmp_path / "chat.rxr")]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        said.append([line for line in done.stdout.splitlines() if "->" in line or re.search(r"\d \d \d", line)])
-    assert said[0] == said[1]
-    assert any(re.search(r"\d \d \d", line) for line in said[0])

@@ -15,14 +15,14 @@ from tests.support.fleet_daemon import fleet_daemon, wanted
 
 
 @contextmanager
-def daemon_on(backend: str, config: str = "") -> Iterator[Daemon]:
+def daemon_on(backend: str, config: str = "", policy: str = "") -> Iterator[Daemon]:
     """A daemon whose default image has what the tests import. Skips the test where the backend cannot run here.
 
     It is the front of a fleet where the run of the tests asks for one (`fleet_daemon`).
     """
     require(backend)
     if wanted() and backend == "local":
-        with fleet_daemon(config) as front:
+        with fleet_daemon(config, policy=policy) as front:
             yield front
         return
     with ExitStack() as stack:
@@ -34,4 +34,4 @@ def daemon_on(backend: str, config: str = "") -> Iterator[Daemon]:
             keys = {"api_url": environment["E2B_API_URL"], "sandbox_url": environment["E2B_SANDBOX_URL"]}
             stack.enter_context(pytest.MonkeyPatch.context()).setenv("E2B_API_KEY", environment["E2B_API_KEY"])
             config += "\n[e2b]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-        yield stack.enter_context(daemon_of(config, "--backend", backend))
+        yield stack.enter_context(daemon_of(config, "--backend", backend, policy=policy or None))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 from executor_api.limits import ARGUMENT_BYTES_MAX, ARGUMENTS_BYTES_MAX, PIECE_BYTES, WRITE_BYTES_MAX
@@ -64,6 +64,7 @@ class FollowedProcess(Followed):
         self.last_number = 0
         self.pid = 0
         self.result: ProcessResult | None = None
+        self.on_event: Callable[[types_pb2.ProcessEvent], None] | None = None  # records it
         self._request = request
 
     @property
@@ -98,6 +99,8 @@ class FollowedProcess(Followed):
         if self.result is not None:
             raise ProtocolError("an event came after the result of a process")
         self.last_number = event.number
+        if self.on_event is not None:
+            self.on_event(event)
         self._retries.answered()
         self.waits.over("trouble")
         match kind:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Mapping
 from datetime import datetime
 from enum import Enum
@@ -17,7 +18,14 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from google.protobuf.message import Message
 
 from executor_api.limits import EXECUTION_BLOBS_BYTES_MAX, EXECUTION_BLOBS_OPEN_MAX
-from executor_api.recordings import FILE_BYTES_RECORDED_MAX, INLINE_BYTES_MAX, fields_of, payload_of
+from executor_api.recordings import (
+    ENV_OF_COMMANDS,
+    FILE_BYTES_RECORDED_MAX,
+    INLINE_BYTES_MAX,
+    drop_env_values,
+    fields_of,
+    payload_of,
+)
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_api.values import EncodeError, encode
@@ -47,6 +55,7 @@ class SessionRecord:
         self.recorder = recorder
         self._owns_recorder = owns_recorder
         self._running: dict[str, _RecordedAssembler] = {}
+        self._commands: dict[str, float] = {}  # the last recorded event of each command; math.inf after its end
         versions = {"remote_executor": version("remote-executor")}
         recorder.add("session", {**_plain(dataclasses.asdict(info)), "prelude": prelude, "versions": versions})
         if was_used:
@@ -134,6 +143,23 @@ class SessionRecord:
         if request.WhichOneof("action") in ("mkdir", "move", "remove"):
             self.request("files", request)
 
+    def command(self, request: service_pb.StartProcessRequest) -> None:
+        """Adds a command that is about to be started."""
+        request = _without_session(request)
+        if drop_env_values(request):
+            self.recorder.note(ENV_OF_COMMANDS, unknown=True)
+        self.recorder.add("command", request)
+        self._commands.setdefault(request.process_id, 0)
+
+    def command_event(self, process_id: str, event: pb.ProcessEvent) -> None:
+        """Adds an event of a command, once."""
+        if process_id not in self._commands:
+            self.unseen("commands that began before the recording, or by another client")
+            self._commands[process_id] = math.inf
+        if event.number > self._commands[process_id]:
+            self.recorder.add("output", service_pb.RecordedProcessEvent(process_id=process_id, event=event))
+            self._commands[process_id] = math.inf if event.HasField("result") else event.number
+
     def unseen(self, what: str) -> None:
         """Counts something that the session does and the recording has nothing of."""
         self.recorder.note(what, unknown=True)
@@ -144,6 +170,9 @@ class SessionRecord:
 
     def close(self) -> None:
         """Closes the recording if it belongs to the session."""
+        for _ in (last for last in self._commands.values() if last != math.inf):
+            self.recorder.note("the rest of commands whose output was not read to its end", unknown=True)
+        self._commands.clear()
         if self._owns_recorder:
             self.recorder.close()
 

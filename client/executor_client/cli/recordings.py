@@ -15,10 +15,11 @@ from executor_client.client import ExecutorClient
 from executor_client.errors import InvalidRequest
 from executor_client.recording import Recording, Step
 from executor_client.replays.again import execute_again
+from executor_client.replays.commands import commands_of
 from executor_client.replays.comparison import Difference, difference, differing
 from executor_client.replays.page import page_pieces
 from executor_client.replays.steps import calls_of
-from executor_client.replays.timeline import answer_text, completeness, frames, lacking, moment_text
+from executor_client.replays.timeline import answer_text, command_text, completeness, frames, lacking, moment_text
 from executor_client.replays.transcript import PAUSE_S_MAX, cast_lines, pieces
 from executor_client.results import RecordingInfo
 
@@ -89,10 +90,13 @@ def execute_recording(client: ExecutorClient, options: argparse.Namespace, conso
         console.show_lines(["diverged", *replayed.divergence.lines()])
     elif replayed.unverified:
         console.show_lines(["unverified"])
+    for note in replayed.notes:
+        console.show_lines(["note, no divergence:", *note.lines()])
     console.show_lines([f"  the recording lacks {each}" for each in replayed.unverified])
     if replayed.divergence is not None or replayed.unverified:
         return EXIT_UNVERIFIED if replayed.divergence is None else EXIT_DIVERGED
-    console.show_lines([f"verified: all {replayed.steps} steps went as recorded"])
+    commands = f" and {replayed.commands} commands" if replayed.commands else ""
+    console.show_lines([f"verified: all {replayed.steps} steps{commands} went as recorded"])
     return EXIT_SAME
 
 
@@ -147,8 +151,17 @@ def _diff(before: Recording, after: Recording, console: Console) -> int:
         if found is not None:
             differences += 1
             console.show_lines(found.lines())
+    commands = itertools.zip_longest(commands_of(before), commands_of(after))
+    for number, (command, again) in enumerate(commands, 1):
+        texts = [None if each is None else command_text(each.request) for each in (command, again)]
+        found = differing(0, f"command {number}", *texts)
+        if found is None and command is not None and again is not None:
+            found = next(command.differences(number, again), None)
+        if found is not None:
+            differences += 1
+            console.show_lines(found.lines())
     if differences:
-        console.show_lines([f"{differences} steps differ"])
+        console.show_lines([f"{differences} steps or commands differ"])
         return EXIT_DIVERGED
     missing = sorted({*lacking(before.manifest), *lacking(after.manifest)})
     if missing:

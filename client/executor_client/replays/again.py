@@ -1,8 +1,8 @@
 """Runs a recording again in a new session, and stops at the first divergence.
 
 The session gets the settings of the recorded one, within the policy. What was sent to the session is sent again. Host
-tools do not run: their calls are answered from the recording, by step, order, name and arguments. The recording's code
-and values only go to the sandbox.
+tools do not run: their calls are answered from the recording, by step, order, name and arguments. Commands run again
+(`commands.py`). The recording's code and values only go to the sandbox.
 """
 
 from __future__ import annotations
@@ -23,7 +23,9 @@ from executor_client._core.values import pack
 from executor_client.client import ExecutorClient
 from executor_client.errors import RecordingError
 from executor_client.recording import Entry, Recording, Step
-from executor_client.replays.comparison import Difference, Diverged, alike, call_text, difference
+from executor_client.replays.commands import KINDS as COMMAND_KINDS
+from executor_client.replays.commands import CommandReplay
+from executor_client.replays.comparison import Difference, Diverged, alike, call_text, difference, notes
 from executor_client.replays.steps import RecordedCall, answer_of, calls_of
 from executor_client.replays.timeline import arguments_text, lacking
 from executor_client.results import ExecutionResult, Outcome
@@ -35,11 +37,13 @@ OnStep = Callable[[int, str], None]
 
 @dataclass(frozen=True)
 class Replayed:
-    """How a recording ran again: the first divergence, or None, and what could not be verified."""
+    """How a recording ran again: the first divergence, or None, what could not be verified, and what else differs."""
 
     steps: int
+    commands: int
     divergence: Difference | None
     unverified: tuple[str, ...]
+    notes: tuple[Difference, ...]
 
 
 class _Unanswered(BaseException):
@@ -77,27 +81,30 @@ class _Replay:
     session: Session | None = None
     tools: dict[str, bool] = field(default_factory=dict)  # whether a host tool gives the final answer, by name
     steps: int = 0
+    commands: CommandReplay | None = None  # of the session
     unverified: list[str] = field(default_factory=list)
+    notes: list[Difference] = field(default_factory=list)
 
     def run(self) -> Replayed:
         self.unverified += lacking(self.recording.manifest)
         if self.recording.manifest.captured.get("session", 0) > 1:
             self.unverified.append("the session of each step: several sessions share it")
         for item in self.recording.in_order():
-            if isinstance(item, Entry):
-                self._repeat(item)
-                continue
             try:
-                found = self._step(item)
+                found = self._repeat(item) if isinstance(item, Entry) else self._step(item)
             except _Unanswered as unanswered:
                 self.unverified.append(f"{unanswered.why}, so the replay ended in step {item.number}")
-                break
+                return self._replayed(None)
             if found is not None:
                 return self._replayed(found)
-        return self._replayed(None)
+        return self._replayed(self._end_commands())
 
     def _replayed(self, found: Difference | None) -> Replayed:
-        return Replayed(self.steps, found, tuple(self.unverified))
+        if self.commands is not None:
+            self.notes += self.commands.notes
+            self.unverified += self.commands.unverified
+        begun = self.commands.begun if self.commands is not None else 0
+        return Replayed(self.steps, begun, found, tuple(self.unverified), tuple(self.notes))
 
     def _open_session(self) -> Session:
         if self.session is None:
@@ -107,14 +114,19 @@ class _Replay:
     # -----------------------------------------------------------------------------------------------------------------
     # Between steps
 
-    def _repeat(self, entry: Entry) -> None:
-        """Sends to the session what the entry says was sent to the recorded one."""
+    def _repeat(self, entry: Entry) -> Difference | None:
+        """Sends to the session what the entry says was sent to the recorded one. Returns a divergence of a command."""
         if entry.kind == "session":
-            self._create(entry.fields)
-            return
+            if (found := self._end_commands()) is None:
+                self._create(entry.fields)
+            return found
         if entry.kind in ("model", "broken", "event", "answer"):
-            return
+            return None
         session, message = self._open_session(), entry.message()
+        if entry.kind in COMMAND_KINDS:
+            if self.commands is None:
+                self.commands = CommandReplay(session)
+            return self.commands.repeat(entry)
         match entry.kind:
             case "imports":
                 session.authorize_imports(message.authorized_imports)
@@ -131,6 +143,11 @@ class _Replay:
                 session.savepoint()
             case "rollback":
                 session.rollback(message.savepoint or None)
+        return None
+
+    def _end_commands(self) -> Difference | None:
+        """Compares the commands that the session has ended."""
+        return None if self.commands is None else self.commands.finish()
 
     def _create(self, head: Mapping[str, Any]) -> None:
         if self.session is not None:
@@ -149,6 +166,8 @@ class _Replay:
             packages=_texts(head, "packages"),
         )
         self.until_replayed.enter_context(self.session)
+        if self.commands is not None:
+            self.commands.follow(self.session)
 
     def _send(self, request: Any, places: Iterable[pb.Payload]) -> None:
         """Sends a recorded request with payloads of its own."""
@@ -200,6 +219,7 @@ class _Replay:
         found = difference(step.number, expected, got)
         if found is None:
             self.on_step(step.number, "as recorded")
+            self.notes += notes(step.number, expected, got)
         return found
 
     def _run(self, step: Step) -> tuple[ExecutionResult, Difference | None]:

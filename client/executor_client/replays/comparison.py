@@ -1,7 +1,8 @@
 """Compares executions: two of recordings, or a recorded one and its repetition.
 
 Texts are compared by `RULES` only: what else differs, such as times and random numbers, is a difference. Usage and
-tracebacks are not compared.
+tracebacks are not compared. Text on stderr is: progress bars, times and notices of programs differ from run to run, so
+it is no divergence, but a note.
 """
 
 from __future__ import annotations
@@ -62,6 +63,12 @@ def difference(step: int, expected: ExecutionResult, got: ExecutionResult) -> Di
     return None
 
 
+def notes(step: int, expected: ExecutionResult, got: ExecutionResult) -> list[Difference]:
+    """Returns what differs in two results and is no divergence."""
+    found = differing(step, "text on stderr", expected.stderr, got.stderr)
+    return [] if found is None else [found]
+
+
 def differing(step: int, what: str, expected: Any, got: Any) -> Difference | None:
     """Returns a difference if two values are not alike."""
     return None if alike(expected, got) else Difference(step, what, *_shown(expected, got))
@@ -69,7 +76,6 @@ def differing(step: int, what: str, expected: Any, got: Any) -> Difference | Non
 
 def _compared(expected: ExecutionResult, got: ExecutionResult) -> Iterator[tuple[str, Any, Any]]:
     yield "printed text", expected.stdout, got.stdout
-    yield "text on stderr", expected.stderr, got.stderr
     yield "outcome", _outcome(expected), _outcome(got)
     yield "variables", expected.state.value, got.state.value
     yield "value", expected.output, got.output

@@ -19,7 +19,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_api.values import OpaqueValue
 from executor_client._core.images import check_image
 from executor_client._core.limits import IMAGES_PIXELS_MAX
-from executor_client._core.value_text import value_text
+from executor_client._core.value_text import one_line, value_text
 from executor_client._core.values import unpack_or_opaque
 from executor_client.errors import RecordingError
 from executor_client.recording import Entry, Manifest, Recording
@@ -176,6 +176,8 @@ def _shown(recording: Recording, entry: Entry, state: _State, at_s: float) -> It
     """Yields the kind, the text and the image of what an entry shows."""
     if entry.kind == "event":
         yield from _event(recording, entry, state, at_s)
+    elif entry.kind == "output":
+        yield from _command_event(entry.message().event)
     elif entry.kind == "execute":
         yield FrameKind.CODE, entry.message().code, None
     elif entry.kind == "answer":
@@ -197,6 +199,30 @@ def _event(recording: Recording, entry: Entry, state: _State, at_s: float) -> It
         took_s=at_s - state.begin_s.get(entry.step, at_s),
         final="" if final is None else _answer_text(recording, final),
     )
+
+
+def _command_event(event: pb.ProcessEvent) -> Iterator[Shown]:
+    match event.WhichOneof("kind"):
+        case "output":
+            is_error = event.output.stream == pb.OUTPUT_STREAM_STDERR
+            text = event.output.data.decode("utf-8", "replace")
+            yield FrameKind.ERRORS if is_error else FrameKind.OUTPUT, text, None
+        case "output_cut":
+            yield FrameKind.NOTE, f"{event.output_cut.omitted_bytes:,} bytes of output left out", None
+        case "result":
+            outcome = enum_text(pb.ProcessOutcome, event.result.outcome, "PROCESS_OUTCOME_")
+            yield FrameKind.END, f"command: {end_text(outcome, event.result.exit_code, event.result.signal)}", None
+
+
+def command_text(request: service_pb.StartProcessRequest) -> str:
+    """Returns a command as one line; without the shell if the text is for a shell."""
+    argv = list(request.argv)
+    return one_line(argv[2] if request.prefers_bash and len(argv) == 3 else " ".join(argv), ARGUMENT_CHARS_MAX)
+
+
+def end_text(outcome: str, exit_code: int | None, signal: int) -> str:
+    """Returns how a command ended, for people."""
+    return {"exited": f"exit code {exit_code}", "signalled": f"signal {signal}"}.get(outcome, outcome)
 
 
 def enum_text(kind: Any, number: int, prefix: str) -> str:
@@ -288,6 +314,13 @@ def _note(entry: Entry) -> str:
             return f"file put: {message.path!r} ({message.size_bytes:,} bytes)"
         case "rollback":
             return f"went back to savepoint {message.savepoint or 'the newest'}"
+        case "command":
+            return f"$ {command_text(message)}"
+        case "input":
+            more = " and the end of the input" if message.eof else ""
+            return f"input of {len(message.data):,} bytes{more}"
+        case "signal":
+            return f"signal {message.signal}"
         case "files":
             return f"files changed: {message.WhichOneof('action')} {message.path!r}"
         case kind:

@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.api.recordings.writer import RecordingWriter
-from executor_server.core import Event, Payload, RecordRules
+from executor_server.core import Event, Payload, ProcessEvent, ProcessOutput, RecordRules
 from executor_server.sessions.journal import ExecutionRequest, ToolFailure
 
 HELD_BYTES_MAX = 64 << 20
@@ -65,6 +65,10 @@ class Recorder:
     def answer(self, execution_id: str, call_id: str, answer: Payload | ToolFailure) -> None:
         size_bytes = len(answer) if isinstance(answer, bytes) else 0
         self.put(size_bytes, RecordingWriter.answer, execution_id, call_id, answer)
+
+    def process_event(self, process_id: str, event: ProcessEvent) -> None:
+        size_bytes = len(event.kind.data) if isinstance(event.kind, ProcessOutput) else 0
+        self.put(size_bytes, RecordingWriter.process_event, process_id, event)
 
     def unseen(self, what: str) -> None:
         self.put(0, RecordingWriter.unseen, what)

@@ -18,9 +18,11 @@ from google.protobuf.message import DecodeError, Message
 
 from executor_api.limits import EXECUTION_BLOBS_OPEN_MAX
 from executor_api.recordings import (
+    ENV_OF_COMMANDS,
     FILE_BYTES_RECORDED_MAX,
     INLINE_BYTES_MAX,
     RECORDING_BYTES_MAX,
+    drop_env_values,
     fields_of,
     payload_of,
 )
@@ -38,7 +40,7 @@ from executor_server.api.recordings.files import (
     RecordingFiles,
     Snapshot,
 )
-from executor_server.core import BlobChunk, Event, Payload, RecordRules, Result, ToolCall
+from executor_server.core import BlobChunk, Event, Payload, ProcessEvent, RecordRules, Result, ToolCall
 from executor_server.sessions.journal import ExecutionRequest, ToolFailure
 
 _UPLOADS_MAX = 1024
@@ -211,8 +213,12 @@ class RecordingWriter:
         elif message.HasField("value"):
             redacted = self._store(message.value.packed, self._uploads, redacted=redacted)
             if call_id in step.final_calls:
-                self.note("final answers, which stay with the client", unknown=True)
+                self.note("final answers, which stay with the client")
         self._add(time_s, "answer", message, step=step.number, redacted=redacted)
+
+    def process_event(self, time_s: float, process_id: str, event: ProcessEvent) -> None:
+        message = service_pb.RecordedProcessEvent(process_id=process_id, event=to_wire.process_event_to(event))
+        self._add(time_s, "output", message)
 
     def _take_piece(self, step: _Step, chunk: BlobChunk) -> None:
         incoming = step.incoming.get(chunk.blob_id)
@@ -242,6 +248,8 @@ class RecordingWriter:
             for payload in _shipped_payloads(request):
                 self._store(payload, self._uploads, redacted=False)
             self._note_tools(request)
+        elif isinstance(request, service_pb.StartProcessRequest) and drop_env_values(request):
+            self.note(ENV_OF_COMMANDS, unknown=True)
         self._add(time_s, kind, request)
 
     def _note_tools(self, request: service_pb.RegisterToolsRequest) -> None:

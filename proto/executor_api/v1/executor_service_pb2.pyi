@@ -834,6 +834,14 @@ class RecordedEntry(_message.Message):
     json: bytes
     def __init__(self, time_s: _Optional[float] = ..., kind: _Optional[str] = ..., step: _Optional[int] = ..., redacted: bool = ..., message: _Optional[bytes] = ..., json: _Optional[bytes] = ...) -> None: ...
 
+class RecordedProcessEvent(_message.Message):
+    __slots__ = ("process_id", "event")
+    PROCESS_ID_FIELD_NUMBER: _ClassVar[int]
+    EVENT_FIELD_NUMBER: _ClassVar[int]
+    process_id: str
+    event: _types_pb2.ProcessEvent
+    def __init__(self, process_id: _Optional[str] = ..., event: _Optional[_Union[_types_pb2.ProcessEvent, _Mapping]] = ...) -> None: ...
+
 class RecordingCompleteness(_message.Message):
     __slots__ = ("ended", "redacted_tools", "referenced", "unknown")
     class ReferencedEntry(_message.Message):

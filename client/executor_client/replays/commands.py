@@ -1,0 +1,195 @@
+"""The commands of a recording: what each printed and how it ended, and how they run again.
+
+Commands run next to executions and to each other. So a replay goes through the recorded entries in order, and before it
+goes on it waits until a command has printed what it had printed there: input reaches the same prompt as before.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_client.errors import CallTimeoutError, FileError, InvalidRequest, NotFoundError, PreconditionError
+from executor_client.process import Process
+from executor_client.process_results import ProcessOutput
+from executor_client.recording import Entry, Recording
+from executor_client.replays.comparison import Difference, differing
+from executor_client.replays.timeline import command_text, end_text, enum_text
+from executor_client.session import Session
+
+WAIT_S = 30.0
+"""Seconds that a command may take longer than three times its recorded time."""
+KINDS = ("command", "input", "resize", "signal", "output")
+"""The kinds of entries about commands."""
+_WITHOUT_END = ("", "lost")
+"""How a command stands that runs, or that its session ended."""
+
+
+@dataclass
+class Command:
+    """What a command printed and how it ended. `end` is empty before the end, `is_cut` true if output is missing."""
+
+    request: service_pb.StartProcessRequest
+    begin_s: float
+    has_begun: bool = False
+    stdout: bytearray = field(default_factory=bytearray)
+    stderr: bytearray = field(default_factory=bytearray)
+    is_cut: bool = False
+    end: str = ""
+
+    def add(self, event: pb.ProcessEvent) -> None:
+        """Takes a recorded event."""
+        self.has_begun = True
+        if event.HasField("output"):
+            is_error = event.output.stream == pb.OUTPUT_STREAM_STDERR
+            (self.stderr if is_error else self.stdout).extend(event.output.data)
+        elif event.HasField("output_cut"):
+            self.is_cut = True
+        elif event.HasField("result"):
+            result = event.result
+            outcome = enum_text(pb.ProcessOutcome, result.outcome, "PROCESS_OUTCOME_")
+            self.end = end_text(outcome, result.exit_code, result.signal)
+
+    def differences(self, number: int, got: Command) -> Iterator[Difference]:
+        """Yields how another run differs: the end and stdout. Of a run that the session ended, the begin of stdout."""
+        what = f"command {number} ({command_text(self.request)})"
+        has_end = self.end not in _WITHOUT_END
+        if not (self.is_cut or got.is_cut):
+            printed = got.stdout if has_end else got.stdout[: len(self.stdout)]
+            yield from _differing(f"{what}: output", _text(self.stdout), _text(printed))
+        if has_end:
+            yield from _differing(f"{what}: end", self.end, got.end or "it still runs")
+
+    def notes(self, number: int, got: Command) -> Iterator[Difference]:
+        """Yields what differs and is no divergence: text on stderr."""
+        if self.end not in _WITHOUT_END and not (self.is_cut or got.is_cut):
+            what = f"command {number} ({command_text(self.request)}): text on stderr"
+            yield from _differing(what, _text(self.stderr), _text(got.stderr))
+
+
+def _differing(what: str, expected: str, got: str) -> Iterator[Difference]:
+    if (found := differing(0, what, expected, got)) is not None:
+        yield found
+
+
+def _text(output: bytes | bytearray) -> str:
+    return output.decode("utf-8", "replace")
+
+
+def commands_of(recording: Recording) -> list[Command]:
+    """Returns the commands of a recording in the order of their starts. Raises RecordingError."""
+    found: dict[str, Command] = {}
+    commands = []
+    for entry in recording.entries():
+        if entry.kind == "session":
+            found.clear()  # another session may use the same ids
+        elif entry.kind == "command":
+            request = entry.message()
+            if request.process_id not in found:
+                found[request.process_id] = Command(request, entry.time_s)
+                commands.append(found[request.process_id])
+        elif entry.kind == "output" and (command := found.get((message := entry.message()).process_id)) is not None:
+            command.add(message.event)
+    return commands
+
+
+@dataclass
+class _Running:
+    number: int
+    expected: Command
+    got: Command
+    process: Process | None  # None if its start was refused
+
+
+class CommandReplay:
+    """Runs recorded commands again in a session. `begun` counts them."""
+
+    def __init__(self, session: Session) -> None:
+        self.begun = 0
+        self.notes: list[Difference] = []
+        self.unverified: list[str] = []
+        self._session = session
+        self._commands: dict[str, _Running] = {}
+
+    def follow(self, session: Session) -> None:
+        """Continues with another session: those of the one before have ended with it."""
+        self._session = session
+        self._commands.clear()
+
+    def repeat(self, entry: Entry) -> Difference | None:
+        """Does what the entry says was done, or waits for what it says has happened. Returns a divergence."""
+        message: Any = entry.message()
+        if entry.kind == "command":
+            if message.process_id not in self._commands:
+                self._start(entry.time_s, message)
+            return None
+        running = self._commands.get(message.process_id)
+        if running is None:
+            self.unverified.append("commands whose start is not in the recording")
+        elif entry.kind == "output":
+            running.expected.add(message.event)
+            return self._await(running, entry.time_s)
+        elif running.process is not None:
+            message.session_id = self._session.session_id
+            with suppress(PreconditionError, NotFoundError, CallTimeoutError):  # it has ended, or is slow: as recorded
+                self._session._open().call(message)
+        return None
+
+    def finish(self) -> Difference | None:
+        """Compares the commands that had not ended. Returns the first divergence."""
+        for running in self._commands.values():
+            is_open = running.expected.has_begun and running.expected.end in _WITHOUT_END
+            found = next(running.expected.differences(running.number, running.got), None)
+            if is_open and found is not None:
+                return found
+        return None
+
+    def _start(self, time_s: float, request: service_pb.StartProcessRequest) -> None:
+        self.begun += 1
+        expected, got = Command(request, time_s), Command(request, time_s)
+        running = self._commands[request.process_id] = _Running(self.begun, expected, got, None)
+        again = service_pb.StartProcessRequest()
+        again.CopyFrom(request)
+        again.session_id = self._session.session_id
+        again.env.clear()
+        try:
+            with self._session._transport.waits() as waits:
+                process = self._session.processes._asked_for(again, waits)
+                process._begin()
+        except (InvalidRequest, FileError) as error:  # no such program or directory
+            got.end = f"refused: {error.message}"
+        else:
+            running.process = process
+            process.close()
+
+    def _await(self, running: _Running, time_s: float) -> Difference | None:
+        """Waits until a command has printed or ended as far as recorded. Returns a divergence."""
+        expected, got, process = running.expected, running.got, running.process
+        if process is None:
+            what = f"command {running.number} ({command_text(expected.request)})"
+            return Difference(0, what, "it was started", got.end)
+        ended = expected.end not in _WITHOUT_END
+        ends_s = time.monotonic() + WAIT_S + 3 * max(0.0, time_s - expected.begin_s)
+        with suppress(CallTimeoutError):
+            while process.result is None and (ended or len(got.stdout) < len(expected.stdout)):
+                event = process._next(ends_s)
+                if isinstance(event, ProcessOutput):
+                    (got.stderr if event.stream == "stderr" else got.stdout).extend(event.data)
+                elif event is not None:
+                    got.is_cut = True
+        if (result := process.result) is not None:
+            got.end = end_text(result.outcome, result.exit_code, result.signal)
+        else:
+            process.close()
+        late = process.result is None and len(got.stdout) < len(expected.stdout)
+        if ended or late:
+            if expected.is_cut or got.is_cut:
+                self.unverified.append(f"output of command {running.number}, of which some was left out")
+            self.notes += expected.notes(running.number, got)
+            return next(expected.differences(running.number, got), None)
+        return None

@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
+from executor_api.recordings import PORTS
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client._aio import AsyncToolCalls, AsyncToolPool, AsyncTransport, Lock, run_blocking, shielded, wait_for
@@ -105,7 +106,7 @@ class AsyncSession(AsyncSessionUndo):
     def ports(self) -> AsyncSessionPorts:
         """TCP ports in its sandbox."""
         if self._record is not None:
-            self._record.unseen("connections to ports of the sandbox")
+            self._record.unseen(PORTS)
         return AsyncSessionPorts(self)
 
     async def rename(self, name: str) -> SessionInfo:

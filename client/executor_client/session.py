@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from executor_api.limits import VARIABLES_BYTES_MAX, VARIABLES_MAX
+from executor_api.recordings import PORTS
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_client._core import convert, requests, shipped_tools
@@ -105,7 +106,7 @@ class Session(SessionUndo):
     def ports(self) -> SessionPorts:
         """TCP ports in its sandbox."""
         if self._record is not None:
-            self._record.unseen("connections to ports of the sandbox")
+            self._record.unseen(PORTS)
         return SessionPorts(self)
 
     def rename(self, name: str) -> SessionInfo:

@@ -18,7 +18,7 @@ import structlog
 from google.protobuf.message import Message
 
 from executor_api.messages import write
-from executor_api.recordings import FILE_BYTES_RECORDED_MAX
+from executor_api.recordings import FILE_BYTES_RECORDED_MAX, PORTS
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.api import checks, from_wire, to_wire
@@ -445,7 +445,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
 
     def _session_with_ports(self, session_id: str) -> Session:
         session = self._session(session_id)
-        self._record_unseen(session, "connections to ports of the sandbox")
+        self._record_unseen(session, PORTS)
         return session
 
     def _session(self, session_id: str) -> Session:

@@ -59,13 +59,20 @@ def fields_of(message: Message) -> dict[str, Any]:
     return json_format.MessageToDict(message, preserving_proto_field_name=True)
 
 
+PLAIN_ENV = ("TERM", "PAGER")
+"""Environment variables of commands whose values are recorded. Those of others are often secrets."""
+
+
 def drop_env_values(request: service_pb.StartProcessRequest) -> bool:
-    """Removes the values of a command's environment variables, which are often secrets. Returns True if it has any."""
-    for name in request.env:
+    """Removes the values of a command's environment variables, except PLAIN_ENV. Returns True if it has others."""
+    dropped = [name for name in request.env if name not in PLAIN_ENV]
+    for name in dropped:
         request.env[name] = ""
-    return bool(request.env)
+    return bool(dropped)
 
 
+PORTS = "connections to ports of the sandbox"
+"""What a recording lacks of a session whose ports were used."""
 ENV_OF_COMMANDS = "values of environment variables of commands"
 """What a recording lacks after `drop_env_values`."""
 

@@ -42,6 +42,10 @@ SUITES = {_wheel(entry["suite"]["module"]): entry for entry in _installed() if "
 """By the name of the package that the suite is in: some tests are inherited from another module of it."""
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "replayed: options of `check_replays` for the fixture `replayed`")
+
+
 @pytest.fixture(scope="session")
 def daemon() -> Iterator[Daemon]:
     """A daemon that the environment names, as it does for users. It records its sessions."""
@@ -53,13 +57,13 @@ def daemon() -> Iterator[Daemon]:
 
 
 @pytest.fixture
-def replayed(daemon: Daemon) -> Iterator[list[str]]:
-    """Runs the sessions of a test again at its end. It may append what their recordings lack."""
-    lacks: list[str] = []
+def replayed(daemon: Daemon, request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs the sessions of a test again at its end. A mark of this name has options of `check_replays`."""
+    mark = request.node.get_closest_marker("replayed")
     with daemon.client() as client:
         seen = seen_in(client)
-        yield lacks
-        check_replays(client, seen, lacks=tuple(lacks))
+        yield
+        check_replays(client, seen, **(mark.kwargs if mark is not None else {}))
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -19,7 +19,7 @@ import smolagents
 
 from examples.scripted import Reply, ScriptedModel
 from tests.support.backend_daemon import daemon_on
-from tests.support.backends import require
+from tests.support.backends import require, require_image
 from tests.support.daemon import Daemon
 from tests.support.replayed import EXAMPLES, POLICY, check_replays, seen_in
 
@@ -27,7 +27,7 @@ ROOT = Path(__file__).parents[2]
 SCRIPT_TIMEOUT_S = 200.0
 
 # Helpers, and what has a test or a Makefile target of its own.
-ELSEWHERE = {"demo", "fetch", "fleet_demo", "outside", "own_daemon", "rented", "scripted", "vision_browser"}
+ELSEWHERE = {"fetch", "fleet_demo", "outside", "own_daemon", "rented", "scripted", "vision_browser"}
 # tests/frameworks runs them.
 ELSEWHERE |= {
     "adk_agent",
@@ -108,8 +108,10 @@ SHOWS = {
         r"And what did they show\? -> \*\*Final answer:\*\*",
         r"\d \d \d",
     ],
+    "demo": [r"The demo succeeded in \d+ s\."],
 }
-AS_SCRIPTS = {"guided_tour", "gradio_chat"}
+NETWORK = "what hosts of the network answered (1)"
+AS_SCRIPTS = {"guided_tour", "gradio_chat", "demo"}
 
 
 def check(name: str, output: str) -> None:
@@ -125,10 +127,13 @@ def daemon() -> Iterator[Daemon]:
         yield running
 
 
-def run_script(name: str, *lacks: str) -> str:
+def run_script(name: str, directory: Path, *lacks: str) -> str:
     """Runs an example on a daemon of its own. Returns its output, after its sessions ran again as recorded."""
     command = [sys.executable, "-m", "tests.support.replayed", name]
-    script = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S, check=False)
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    script = subprocess.run(
+        command, cwd=directory, env=environment, capture_output=True, text=True, timeout=SCRIPT_TIMEOUT_S
+    )
     assert script.returncode == 0, script.stdout + script.stderr
     replays = re.findall(r"^REPLAYED .*$", script.stdout, re.MULTILINE)
     assert replays and all(each.endswith(f": as recorded; lacks {list(lacks)}") for each in replays), script.stdout
@@ -149,22 +154,28 @@ def test_example_shows_what_it_says(
 
 
 @pytest.mark.parametrize("name", sorted(AS_SCRIPTS))
-def test_example_runs_as_a_script_and_leaves_nothing(name: str) -> None:
+def test_example_runs_as_a_script_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     require("local")
     if name == "gradio_chat":
         pytest.importorskip("gradio", reason="gradio is not installed")
         if tuple(map(int, smolagents.__version__.split(".")[:2])) < (1, 24):
             pytest.skip("GradioUI knows no Gradio 6 before smolagents 1.24")
-    check(name, run_script(name))
+    check(name, run_script(name, tmp_path))
 
 
-def test_the_example_with_a_network_shows_a_refusal_a_page_and_an_answer() -> None:
+def test_the_example_with_a_network_shows_a_refusal_a_page_and_an_answer(tmp_path: Path) -> None:
     """It brings a policy and a site of its own, which are gone with it."""
     require("local")
-    said = " ".join(run_script("fetch", "what hosts of the network answered (1)").partition("REPLAYED")[0].split())
+    said = " ".join(run_script("fetch", tmp_path, NETWORK).partition("REPLAYED")[0].split())
     assert "403 search.example:443 is not allowed for this session; allowed: kiln-and-clay.example:" in said
     assert "<h1>Kiln &amp; Clay</h1>" in said
     assert said.endswith("The answer: {'glaze pump': 49.5}")
+
+
+def test_the_example_with_a_browser_runs_again_as_it_was(tmp_path: Path) -> None:
+    """Chrome's messages on stderr differ each time."""
+    require_image("browser")
+    run_script("vision_browser", tmp_path, NETWORK)
 
 
 def test_a_scripted_model_takes_nothing_that_it_wrote_itself_for_an_observation() -> None:
@@ -177,5 +188,5 @@ def test_a_scripted_model_takes_nothing_that_it_wrote_itself_for_an_observation(
 def test_each_example_is_run_here_or_elsewhere_and_starts_in_the_same_way() -> None:
     examples = {path.stem: path.read_text() for path in EXAMPLES.glob("*.py") if path.stem not in ELSEWHERE}
     assert examples.keys() == SHOWS.keys()
-    starts = {text[text.index("if __name__") :] for text in examples.values()}
+    starts = {text[text.index("if __name__") :] for name, text in examples.items() if name != "demo"}
     assert len(starts) == 1

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from executor_client import ExecutorClient, Recorder, Recording, Tool
+from executor_client import (
+    ExecutorClient,
+    InvalidRequest,
+    ProcessOutput,
+    Recorder,
+    Recording,
+    Session,
+    TerminalSize,
+    Tool,
+)
 from executor_client.cli import main
 from executor_client.recording import Entry
+from tests.support.backend_daemon import daemon_on
 from tests.support.backends import require
 from tests.support.daemon import Daemon
+from tests.support.replayed import POLICY
 
 Change = Callable[[Entry, dict[str, Any]], bool | None]
 """Changes the fields of an entry; False leaves the entry out."""
@@ -152,3 +164,84 @@ def test_an_incomplete_recording_is_unverified(
         assert execute(daemon, path) == 4
         out = capsys.readouterr().out
         assert "unverified" in out and why in out
+
+
+def use_commands(session: Session) -> None:
+    """Commands with input, a terminal, a signal, an end without output, a refused start, and one that runs on."""
+    session.processes.run("sort; echo $$ >&2; exit 3", input="b\na\n")
+    with pytest.raises(InvalidRequest):
+        session.processes.run(["no-such-program"])
+    with session.processes.start("read -p 'Who? ' name; echo Hello, $name", pty=TerminalSize(80, 24)) as terminal:
+        assert terminal.read_bytes(5.0, max_bytes=5) == b"Who? "
+        terminal.write("Ada\n")
+        assert b"Hello, Ada" in b"".join(each.data for each in terminal if isinstance(each, ProcessOutput))
+    with session.processes.start(["sleep", "1000"]) as sleeping:
+        sleeping.terminate()
+        assert sleeping.wait(5.0).signal == 15
+    session.processes.run("echo 42 > number.txt", env={})
+    assert session.execute("open('number.txt').read()").output == "42\n"
+    server = session.processes.start("echo ready; exec sleep 1000")
+    assert next(iter(server), None) is not None
+    server.close()
+
+
+@pytest.mark.parametrize("recorder", ["client", "daemon"])
+def test_commands_run_again_as_they_were(recorder: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Text on stderr differs, which is a note. The client has not read the end of the last command."""
+    require("local")
+    path = tmp_path / "run.rxr"
+    with daemon_on("local", policy=POLICY) as daemon, daemon.client() as client:
+        with client.create_session() as session, session.record(path):
+            use_commands(session)
+        if recorder == "daemon":
+            client.get_recording(session.session_id, path)
+        code = execute(daemon, path)
+        shown = capsys.readouterr().out
+        assert shown.startswith("step 1: as recorded\n")
+        assert re.search(r"note, .*\nsession: command 1 \(sort; .*\): text on stderr\n", shown)
+        if recorder == "daemon":
+            assert code == 0 and "verified: all 1 steps and 6 commands went as recorded\n" in shown
+        else:
+            assert code == 4 and "the recording lacks the end of command 6\n" in shown
+        assert main(["replay", str(path)]) == 0
+        told = re.sub(r"^ *[\d.]*s? │ ", "", capsys.readouterr().out, flags=re.MULTILINE)
+        assert "$ sort; echo $$ >&2; exit 3\ninput of 4 bytes\n" in told and "command: exit code 3" in told
+        assert main(["record", "diff", str(path), str(path)]) == 0
+
+
+def _other_output(entry: Entry, fields: dict[str, Any]) -> None:
+    if "output" in fields.get("event", {}):
+        fields["event"]["output"]["data"] = "Yg=="
+
+
+def _other_end(entry: Entry, fields: dict[str, Any]) -> None:
+    if "result" in fields.get("event", {}):
+        fields["event"]["result"]["exit_code"] = 1
+
+
+def _refused(entry: Entry, fields: dict[str, Any]) -> bool:
+    return entry.kind != "output"
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (_other_output, ["output", "'b'", "'a'"]),
+        (_other_end, ["end", "'exit code 1'", "'exit code 0'"]),
+        (_refused, ["", "refused", "it runs"]),
+    ],
+)
+def test_a_command_that_goes_otherwise_is_a_divergence(
+    daemon: Daemon,
+    client: ExecutorClient,
+    tmp_path: Path,
+    change: Change,
+    lines: list[str],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with client.create_session() as session, session.record(tmp_path / "run.rxr"):
+        session.processes.run(["printf", "a"])
+    assert execute(daemon, changed(tmp_path / "run.rxr", change)) == 3
+    what, expected, got = lines
+    what = "session: command 1 (printf a)" + (what and f": {what}")
+    assert capsys.readouterr().out.splitlines()[1:] == [what, f"  expected: {expected}", f"  got:      {got}"]

@@ -52,11 +52,6 @@ _AGENT = "tests/integration/test_packages_agent.py"
 
 LONG = (
     Long(
-        "tests/integration/test_replay.py",
-        "test_a_chat_that_tosses_dice",
-        "tests/integration/test_pytest_plugin.py replays agents offline",
-    ),
-    Long(
         "tests/integration/test_fail_over.py",
         "test_sessions_of_a_backend_that_does_not_come_back",
         "test_sessions_on_both_outlive",
@@ -193,7 +188,12 @@ LONG = (
         "tests/integration/test_examples.py",
         "test_example_runs_as_a_script",
         "the other examples, and the page of examples/gradio_chat.py in tests/features",
-        ("gradio_chat",),
+        ("gradio_chat", "demo"),
+    ),
+    Long(
+        "tests/integration/test_examples.py",
+        "test_the_example_with_a_browser",
+        "the other examples, and tests/integration/test_vision_browser.py",
     ),
     Long(
         "tests/integration/test_e2b_backend.py",

@@ -170,9 +170,6 @@ class SessionRecord:
 
     def close(self) -> None:
         """Closes the recording if it belongs to the session."""
-        for _ in (last for last in self._commands.values() if last != math.inf):
-            self.recorder.note("the rest of commands whose output was not read to its end", unknown=True)
-        self._commands.clear()
         if self._owns_recorder:
             self.recorder.close()
 

@@ -15,6 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
+from executor_api.recordings import PORTS
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.requests import InlineBudget
@@ -125,7 +126,7 @@ class _Replay:
         session, message = self._open_session(), entry.message()
         if entry.kind in COMMAND_KINDS:
             if self.commands is None:
-                self.commands = CommandReplay(session)
+                self.commands = CommandReplay(session, ports_used=PORTS in self.recording.manifest.unknown)
             return self.commands.repeat(entry)
         match entry.kind:
             case "imports":

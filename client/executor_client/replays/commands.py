@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from executor_api.recordings import PLAIN_ENV
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client.errors import CallTimeoutError, FileError, InvalidRequest, NotFoundError, PreconditionError
@@ -24,6 +25,8 @@ from executor_client.session import Session
 
 WAIT_S = 30.0
 """Seconds that a command may take longer than three times its recorded time."""
+_PORTS_WAIT_S = 2.0
+"""Seconds to wait for what a connection to a port may have caused."""
 KINDS = ("command", "input", "resize", "signal", "output")
 """The kinds of entries about commands."""
 _WITHOUT_END = ("", "lost")
@@ -57,7 +60,7 @@ class Command:
 
     def differences(self, number: int, got: Command) -> Iterator[Difference]:
         """Yields how another run differs: the end and stdout. Of a run that the session ended, the begin of stdout."""
-        what = f"command {number} ({command_text(self.request)})"
+        what = name_of(number, self)
         has_end = self.end not in _WITHOUT_END
         if not (self.is_cut or got.is_cut):
             printed = got.stdout if has_end else got.stdout[: len(self.stdout)]
@@ -68,8 +71,11 @@ class Command:
     def notes(self, number: int, got: Command) -> Iterator[Difference]:
         """Yields what differs and is no divergence: text on stderr."""
         if self.end not in _WITHOUT_END and not (self.is_cut or got.is_cut):
-            what = f"command {number} ({command_text(self.request)}): text on stderr"
-            yield from _differing(what, _text(self.stderr), _text(got.stderr))
+            yield from _differing(f"{name_of(number, self)}: text on stderr", _text(self.stderr), _text(got.stderr))
+
+
+def name_of(number: int, command: Command) -> str:
+    return f"command {number} ({command_text(command.request)})"
 
 
 def _differing(what: str, expected: str, got: str) -> Iterator[Difference]:
@@ -107,9 +113,14 @@ class _Running:
 
 
 class CommandReplay:
-    """Runs recorded commands again in a session. `begun` counts them."""
+    """Runs recorded commands again in a session. `begun` counts them.
 
-    def __init__(self, session: Session) -> None:
+    With `ports_used`, connections that the recording lacks may have made a command print or end. So one that still runs
+    is no divergence, but unverified.
+    """
+
+    def __init__(self, session: Session, *, ports_used: bool) -> None:
+        self._ports_used = ports_used
         self.begun = 0
         self.notes: list[Difference] = []
         self.unverified: list[str] = []
@@ -141,12 +152,17 @@ class CommandReplay:
         return None
 
     def finish(self) -> Difference | None:
-        """Compares the commands that had not ended. Returns the first divergence."""
+        """Compares the commands that were refused or had not ended. Returns the first divergence."""
         for running in self._commands.values():
-            is_open = running.expected.has_begun and running.expected.end in _WITHOUT_END
-            found = next(running.expected.differences(running.number, running.got), None)
-            if is_open and found is not None:
-                return found
+            expected = running.expected
+            if not expected.has_begun and running.process is not None:
+                return Difference(0, name_of(running.number, expected), "refused", "it runs")
+            if expected.has_begun and not expected.end:
+                self.unverified.append(f"the end of command {running.number}")
+            if expected.end in _WITHOUT_END and not self._ports_used:
+                found = next(expected.differences(running.number, running.got), None)
+                if found is not None:
+                    return found
         return None
 
     def _start(self, time_s: float, request: service_pb.StartProcessRequest) -> None:
@@ -156,7 +172,8 @@ class CommandReplay:
         again = service_pb.StartProcessRequest()
         again.CopyFrom(request)
         again.session_id = self._session.session_id
-        again.env.clear()
+        for name in [name for name in again.env if name not in PLAIN_ENV]:
+            del again.env[name]
         try:
             with self._session._transport.waits() as waits:
                 process = self._session.processes._asked_for(again, waits)
@@ -168,28 +185,31 @@ class CommandReplay:
             process.close()
 
     def _await(self, running: _Running, time_s: float) -> Difference | None:
-        """Waits until a command has printed or ended as far as recorded. Returns a divergence."""
+        """Waits until a command has printed and ended as far as recorded. Returns a divergence."""
         expected, got, process = running.expected, running.got, running.process
         if process is None:
-            what = f"command {running.number} ({command_text(expected.request)})"
-            return Difference(0, what, "it was started", got.end)
-        ended = expected.end not in _WITHOUT_END
-        ends_s = time.monotonic() + WAIT_S + 3 * max(0.0, time_s - expected.begin_s)
-        with suppress(CallTimeoutError):
-            while process.result is None and (ended or len(got.stdout) < len(expected.stdout)):
+            return Difference(0, name_of(running.number, expected), "it was started", got.end)
+        has_end = expected.end not in _WITHOUT_END
+        wait_s = _PORTS_WAIT_S if self._ports_used else WAIT_S + 3 * max(0.0, time_s - expected.begin_s)
+        ends_s = time.monotonic() + wait_s
+        try:
+            while process.result is None and (has_end or len(got.stdout) < len(expected.stdout)):
                 event = process._next(ends_s)
                 if isinstance(event, ProcessOutput):
                     (got.stderr if event.stream == "stderr" else got.stdout).extend(event.data)
                 elif event is not None:
                     got.is_cut = True
+        except CallTimeoutError:
+            if self._ports_used:
+                self.unverified.append(f"connections to ports, for which command {running.number} waits")
+                return None
+        else:
+            if not has_end:
+                process.close()
+                return None
         if (result := process.result) is not None:
             got.end = end_text(result.outcome, result.exit_code, result.signal)
-        else:
-            process.close()
-        late = process.result is None and len(got.stdout) < len(expected.stdout)
-        if ended or late:
-            if expected.is_cut or got.is_cut:
-                self.unverified.append(f"output of command {running.number}, of which some was left out")
-            self.notes += expected.notes(running.number, got)
-            return next(expected.differences(running.number, got), None)
-        return None
+        if expected.is_cut or got.is_cut:
+            self.unverified.append(f"output of command {running.number}, of which some was left out")
+        self.notes += expected.notes(running.number, got)
+        return next(expected.differences(running.number, got), None)

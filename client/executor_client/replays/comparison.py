@@ -21,6 +21,7 @@ from executor_client.results import ExecutionResult
 RULES = (
     (re.compile(r"\b0x[0-9a-fA-F]{6,16}\b"), "0x…"),  # addresses, as in <object at 0x7f3a5c1d2e80>
     (re.compile(r"/tmp/tmp[a-z0-9_]{8}\b"), "/tmp/tmp…"),
+    (re.compile(r"\bin \d+(\.\d+)? ?s\b"), "in … s"),  # durations, as test runners print them
 )
 """What is replaced in both texts before they are compared."""
 

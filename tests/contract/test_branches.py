@@ -90,26 +90,20 @@ async def test_a_session_goes_on_from_any_branch_that_is_kept(harness: Harness) 
 
 ENDS = {
     "exception": ("1 / 0", "exception", "its program has not succeeded"),
-    "syntax error": ("(", "exception", "its program has not succeeded"),
-    "import": ("import socket", "import_denied", "its program has not succeeded"),
-    "exit": ("raise SystemExit(3)", "exited", "its program has not succeeded"),
     "hard exit": ("import os; os._exit(3)", "exited", "its process has ended"),
-    "signal": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed", "its process has ended"),
     "deaf": ("sum(iter(int, 1))", "timeout", "its process has ended"),
     "timeout": ("while True: pass", "timeout", "its program has not succeeded"),
-    "operations": ("for _ in range(10**6): pass", "operation_limit", "its program has not succeeded"),
 }
 
 
 @promise("branches")
 @pytest.mark.parametrize("how", ENDS)
 async def test_however_a_branch_ends_the_session_is_as_it_was(harness: Harness, how: str) -> None:
-    session = await harness.session(imports=("os", "signal", "subprocess"))
+    session = await harness.session()
     await harness.run(session, "x = [1]; open('f', 'w').write('before')")
     code, outcome, why = ENDS[how]
-    prefix = "" if how == "syntax error" else "x.append(2); open('f', 'w').write('after'); open('g', 'w').close()\n"
-    limits = {"operations": 10**5} if how == "operations" else {}
-    tried = await harness.run(session, prefix + code, branch=True, wall_time_s=0.5, **limits)
+    changes = "x.append(2); open('f', 'w').write('after'); open('g', 'w').close()\n"
+    tried = await harness.run(session, changes + code, branch=True, wall_time_s=0.5)
     assert (tried.outcome, tried.state, tried.ended.generation) == (outcome, "kept", 1)
     assert (end_of(tried).number, end_of(tried).why_not_kept, end_of(tried).left_out) == (0, why, ())
     now = await harness.run(session, "import os\nprint(x, os.listdir(), open('f').read())")

@@ -59,12 +59,6 @@ async def test_the_smaller_budget_ends_an_execution_and_is_named(harness: Harnes
     assert (await harness.run(session, _loops(800))).outcome == "succeeded"
 
 
-async def test_a_crash_costs_a_session_no_more_than_it_can_have_spent(harness: Harness) -> None:
-    session = await harness.session(session_operations=10**12, operations=10**12)
-    assert (await harness.run(session, "import os\nos._exit(0)")).outcome == "exited"
-    assert (await harness.run(session, _loops(1000))).outcome == "succeeded"
-
-
 async def test_a_program_that_kills_the_interpreter_is_charged_with_all_that_it_can_have_spent(
     harness: Harness,
 ) -> None:
@@ -80,30 +74,6 @@ _SWALLOWED = {
     "finally:\n    raise ValueError",
     "a thread": "import threading\ndef spend():\n    {spend}\nt = threading.Thread(target=spend)\nt.start()\nt.join()\n1",
 }
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a finalizer",
-        "a library",
-        pytest.param(
-            "a thread", marks=promise("limit-budgets", "run-main")
-        ),  # on backends where programs may have threads
-    ],
-)
-async def test_a_budget_that_is_exceeded_in_a_finalizer_or_thread_ends_the_execution(
-    harness: Harness, name: str
-) -> None:
-    """Python writes an exception in a finalizer or a thread to stderr, and goes on: the execution SUCCEEDED."""
-    session = await harness.session()
-    code = _SWALLOWED[name]
-    run = await harness.run(session, code.format(spend="while True: pass"), operations=1000)
-    assert (run.outcome, run.state, run.ended.usage.operations) == ("operation_limit", "kept", 1000)
-    assert run.ended.error is not None
-    assert run.ended.error.type == "OperationLimitExceeded"
-    assert run.ended.error.line > 0
-    assert (await harness.run(session, "1")).outcome == "succeeded"
 
 
 @promise("run-main")  # on backends where programs may have threads and modules of the system
@@ -190,7 +160,7 @@ async def test_nothing_counts_after_a_spent_budget_that_was_swallowed(harness: H
     run = await harness.run_with_tools(
         session, f"{answers}\nfinal_answer('evaded')", tools, "final_answer", operations=1000, wall_time_s=15
     )
-    assert run.outcome == "operation_limit", run.message
+    assert (run.outcome, run.state) == ("operation_limit", "kept"), run.message
     assert "1000" in run.message and run.ended.final_answer_call_id == ""
     assert given == []
     assert time.monotonic() - began_s < 10, "straight-line code was ended"

@@ -70,9 +70,7 @@ got
 
 
 @promise("egress-variables")
-@pytest.mark.parametrize(
-    "imports", ["import aiohttp", "from aiohttp import ClientSession", "__import__('aiohttp')", "import through, json"]
-)
+@pytest.mark.parametrize("imports", ["import aiohttp", "import through, json"])
 async def test_aiohttp_heeds_the_proxy_too(imports: str, front: Front | None) -> None:
     """It ignores the variables unless a session is made with `trust_env=True`, and agents do not write that."""
     async with _proxied(front) as (harness, session, name, text):

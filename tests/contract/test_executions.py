@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from executor_api.limits import OUTPUT_NODES_MAX, OUTPUT_VALUE_BYTES_MAX
+from executor_api.limits import OUTPUT_VALUE_BYTES_MAX
 from executor_api.values import OpaqueValue
 from executor_server.core.errors import InvalidRequest, ResourceExhausted
 from executor_server.core.model import Image, Log, OutputMode, Queued
@@ -208,13 +208,6 @@ LARGE = {
     "dict": "value = dict.fromkeys(range(5_000_000))",
     "texts": "value = [str(number) * 30 for number in range(100_000)]",
 }
-OF_MANY = {
-    "set": "{*range(3_000_000)}",
-    "tuple": "(*range(3_000_000),)",
-    "deque": "collections.deque(range(3_000_000))",
-    "counter": "collections.Counter(range(1_000_000))",
-    "mixed": "[1, 'a', None] * 500_000",
-}
 
 
 @promise("run-value-large")
@@ -231,16 +224,6 @@ async def test_a_large_value_is_described_in_the_output_and_whole_for_whoever_as
 
 
 @promise("run-value-large")
-@pytest.mark.parametrize("value", OF_MANY.values(), ids=OF_MANY)
-async def test_a_value_of_many_values_is_described(harness: Harness, value: str) -> None:
-    session = await harness.session(memory_bytes=1024 * MIB)
-    run = await harness.run(session, f"import collections\nvalue = {value}", last_statement=True)
-    assert run.outcome == "succeeded", run.message
-    assert isinstance(run.output, OpaqueValue) and f"{OUTPUT_NODES_MAX:,} nodes" in run.output.repr
-    assert "0, 1" in run.output.repr or "0: 1" in run.output.repr or "1, 'a'" in run.output.repr
-
-
-@promise("run-value-large")
 async def test_an_evaluation_has_the_whole_value(harness: Harness) -> None:
     session = await harness.session()
     whole = await harness.run(session, "bytes(20_000_000)", whole=True)
@@ -251,7 +234,6 @@ async def test_an_evaluation_has_the_whole_value(harness: Harness) -> None:
 
 HOSTILE = {
     "a repr that does not end": "def __repr__(self):\n        while True:\n            pass",
-    "a slow repr": "def __repr__(self):\n        import time\n        time.sleep(60)",
     "a large repr": "def __repr__(self):\n        return 'x' * 400_000_000",
     "a repr that exits": "def __repr__(self):\n        raise SystemExit",
     "no class": "__class__ = property(lambda self: 1 / 0)",
@@ -273,7 +255,6 @@ async def test_the_code_of_a_value_fails_no_step(harness: Harness, body: str) ->
 FORKED = {
     "spawn": "with multiprocessing.get_context('spawn').Pool(2) as pool:\n    got = pool.map(square, [1, 2])",
     "forkserver": "with multiprocessing.get_context('forkserver').Pool(2) as pool:\n    got = pool.map(square, [1, 2])",
-    "by default": "with multiprocessing.Pool(2) as pool:\n    got = pool.map(square, [1, 2])",
     "of futures": """
 from concurrent.futures import ProcessPoolExecutor
 with ProcessPoolExecutor(2, mp_context=multiprocessing.get_context('spawn'), max_tasks_per_child=1) as pool:

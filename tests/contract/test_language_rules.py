@@ -9,7 +9,7 @@ import pytest
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, follow, load_library, pieces
 from tests.contract.marks import promise
-from tests.support.language_corpus import BASE, ORDINARY
+from tests.support.language_corpus import BASE
 from tests.support.polling import eventually_async
 
 pytestmark = promise("rules-language")
@@ -114,13 +114,6 @@ async def test_libraries_may_do_for_themselves_what_the_program_may_not(harness:
         run = await harness.run(session, source)
         assert run.outcome == "succeeded", (source, run.ended)
         assert run.output == output, source
-
-
-async def test_ordinary_programs_run_one_after_the_other_in_strict(harness: Harness) -> None:
-    session = await _session(harness, STRICT, imports=BASE)
-    for source in ORDINARY.values():
-        run = await harness.run(session, source)
-        assert run.outcome == "succeeded", (source, run.ended)
 
 
 async def test_tools_and_display_are_no_builtins_that_a_rule_means(harness: Harness) -> None:

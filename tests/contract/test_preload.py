@@ -68,21 +68,12 @@ async def test_a_session_that_comes_while_a_module_is_imported_does_not_wait(ope
         assert len(harness.processes(session)) == 2
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import good",
-        "from good import value",
-        "__import__('good')",
-        "import importlib\nimportlib.import_module('good')",
-        "exec('import good')",
-    ],
-)
-async def test_importing_a_module_ahead_does_not_authorize_it(opened: Opened, code: str) -> None:
+async def test_importing_a_module_ahead_does_not_authorize_it(opened: Opened) -> None:
     async with opened("ahead-good") as harness:
         session = await harness.session(imports=("importlib",))
         await imported(harness, session, "_decimal")
-        assert (await harness.run(session, code)).outcome == "import_denied"
+        for code in ("import good", "__import__('good')", "import importlib\nimportlib.import_module('good')"):
+            assert (await harness.run(session, code)).outcome == "import_denied", code
 
 
 async def test_a_new_interpreter_imports_ahead_again_and_then_runs_the_prelude(opened: Opened) -> None:

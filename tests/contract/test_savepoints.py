@@ -35,7 +35,6 @@ async def test_a_session_goes_back_to_a_savepoint_any_number_of_times(harness: H
 
 DEATHS: dict[str, tuple[str, str, dict[str, float]]] = {
     "hard exit": ("import os; os._exit(3)", "exited", {}),
-    "signal": ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "crashed", {}),
     "killed": ("import os, signal; os.kill(os.getpid(), signal.SIGKILL)", "crashed", {}),
     "deaf": ("sum(iter(int, 1))", "timeout", {"wall_time_s": 0.5}),
     "deaf to its processor time": ("sum(iter(int, 1))", "cpu_limit", {"cpu_time_s": 0.3}),

@@ -18,21 +18,6 @@ def test_the_id_is_the_same_for_the_next_daemon(tmp_path: Path) -> None:
     assert second.daemon_id == first.daemon_id
 
 
-def test_a_second_daemon_is_refused_until_the_first_has_released_it(tmp_path: Path) -> None:
-    first = BackendDirectory.take(tmp_path, "docker")
-    with pytest.raises(SandboxFailure, match="another daemon"):
-        BackendDirectory.take(tmp_path, "docker")
-    first.release()
-    BackendDirectory.take(tmp_path, "docker").release()
-
-
-def test_backends_do_not_disturb_each_other(tmp_path: Path) -> None:
-    docker, local = BackendDirectory.take(tmp_path, "docker"), BackendDirectory.take(tmp_path, "sandboxes")
-    assert docker.daemon_id != local.daemon_id
-    docker.release()
-    local.release()
-
-
 def test_an_incomplete_id_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "docker").mkdir()
     (tmp_path / "docker" / ".lock").write_text("12")

@@ -6,7 +6,7 @@ from urllib.request import proxy_bypass_environment  # type: ignore[attr-defined
 
 import pytest
 
-from executor_server.backends.settings import CA_BUNDLE, egress_environment, sandbox_environment
+from executor_server.backends.settings import CA_BUNDLE, egress_environment
 
 
 def test_programs_that_read_either_spelling_find_the_proxy() -> None:
@@ -28,7 +28,3 @@ def test_authorities_are_named_only_where_there_is_a_file_of_them() -> None:
     assert not [
         name for name in egress_environment(ca_bundle=None) if "CERT" in name or "CA_" in name or "CAINFO" in name
     ]
-
-
-def test_a_sandbox_without_a_network_has_none_of_these() -> None:
-    assert not sandbox_environment(16).keys() & egress_environment().keys()

@@ -66,14 +66,6 @@ async def test_a_blob_that_was_no_tool_is_never_digested(monkeypatch: pytest.Mon
     assert known(digests, "a") == [None]
 
 
-def test_only_so_many_blobs_are_held_and_the_others_have_their_digests() -> None:
-    digests = BlobDigests()
-    for number in range(10):
-        digests.hold(f"b{number}", [b"%d" % number])
-    assert len(digests._held) == tool_packing._MAX_HELD
-    assert known(digests, *(f"b{number}" for number in range(10))) == [sha256(b"%d" % number) for number in range(10)]
-
-
 def test_only_so_many_digests_are_remembered() -> None:
     digests = BlobDigests()
     for number in range(1000):

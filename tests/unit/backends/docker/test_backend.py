@@ -10,7 +10,7 @@ import pytest
 from executor_server.backends.docker.backend import DockerBackend
 from executor_server.backends.docker.probe import Confinement, PreparedImage
 from executor_server.core.config.backend_config import DockerSection
-from executor_server.core.errors import SandboxFailure, SpecUnsupported
+from executor_server.core.errors import SpecUnsupported
 from tests.support.fake_backend import SPEC
 
 NETWORK = replace(SPEC, egress=True)
@@ -26,18 +26,8 @@ def backend(runtime: str | None = None) -> DockerBackend:
     return DockerBackend(Path("/state"), DockerSection(runtime=runtime), egress_bundle=lambda: BUNDLE)
 
 
-async def test_only_sandboxes_with_a_network_get_the_authorities() -> None:
-    assert await backend()._ca_bundle(NETWORK, image()) == BUNDLE
-    assert await backend()._ca_bundle(SPEC, image()) is None
-
-
 async def test_a_runtime_with_a_kernel_of_its_own_can_have_no_network() -> None:
     """A socket of gVisor is none of the host's: its guest could not hand the listener out."""
     with pytest.raises(SpecUnsupported, match="runsc has a kernel of its own"):
         await backend(runtime="runsc")._ca_bundle(NETWORK, image("4.4.0"))
     assert await backend(runtime="runsc")._ca_bundle(SPEC, image("4.4.0")) is None
-
-
-async def test_without_a_proxy_there_is_no_network() -> None:
-    with pytest.raises(SandboxFailure, match="no egress proxy"):
-        await DockerBackend(Path("/state"), DockerSection())._ca_bundle(NETWORK, image())

@@ -174,7 +174,7 @@ async def test_the_guest_that_closes_its_socket_ends_the_connection_in_order() -
     assert receiver.data == b"last words"
 
 
-@pytest.mark.parametrize("exit_code", [1, 2, 3, 4, 137])
+@pytest.mark.parametrize("exit_code", [1, 137])
 async def test_any_other_end_of_the_relay_is_a_broken_connection(exit_code: int) -> None:
     relay = Relay()
     transport, receiver = await opened(relay)

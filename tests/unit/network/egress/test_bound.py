@@ -10,11 +10,10 @@ import pytest
 
 from executor_server.core import NetworkRules, NetworkSecret, NetworkUsage
 from executor_server.guest.egress import reasons
-from executor_server.guest.egress.host_rules import Rules
 from executor_server.network.egress.bound import BoundSession
 from executor_server.network.egress.reports import BadReport
 from tests.support.egress_service import RecordingSink
-from tests.unit.network.egress.test_reports import CONNECTION, DENIAL
+from tests.unit.network.egress.test_reports import CONNECTION
 
 RULES = NetworkRules(
     allowed=("a.example", "*.b.example:443"),
@@ -47,13 +46,6 @@ def test_bind_says_all_that_a_new_process_needs(bound: tuple[BoundSession, Recor
     assert message["used"] == {"sent_bytes": 15, "received_bytes": 26}
     assert message["total_bytes"] == 1000
     assert (sink.sent_bytes, sink.received_bytes) == (5, 6)
-
-
-def test_rules_are_sent_as_the_proxy_reads_them(bound: tuple[BoundSession, RecordingSink]) -> None:
-    rules = Rules.read(bound[0].bind_message()["rules"])
-    assert [each.text for each in rules.allowed] == list(RULES.allowed)
-    assert rules.secrets[0].methods == ("GET",)
-    assert rules.max_connections == 2
 
 
 def test_connections_that_a_process_leaves_behind_are_ended_once(bound: tuple[BoundSession, RecordingSink]) -> None:
@@ -115,14 +107,6 @@ def test_report_that_is_wrong_changes_nothing(
         session.take(message)
     assert sink.reports == []
     assert session.bind_message()["used"] == {"sent_bytes": 10, "received_bytes": 20}
-
-
-def test_refusals_are_passed_on_or_counted(bound: tuple[BoundSession, RecordingSink]) -> None:
-    session, sink = bound
-    session.take({"type": "denied", "denial": DENIAL})
-    session.take({"type": "uncounted", "count": 7})
-    assert sink.denied[0].host == "x.example"
-    assert sink.uncounted == 7
 
 
 def test_later_binding_keeps_the_connections_of_the_earlier_one(bound: tuple[BoundSession, RecordingSink]) -> None:

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from executor_server.guest.egress import reasons
 from executor_server.network.egress import reports
-from executor_server.network.egress.reports import BadReport, connection_of, count, denial_of, text
+from executor_server.network.egress.reports import BadReport, connection_of, denial_of
 
 CONNECTION: dict[str, Any] = {
     "connection_id": "ab-1",
@@ -99,6 +98,7 @@ def test_text_is_cut_and_has_no_control_characters() -> None:
     assert len(found.message) == 700
 
 
+@settings(max_examples=30, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(CONNECTION)), JSON))
 def test_whatever_is_read_is_bounded_and_printable(change: dict[str, Any]) -> None:
     try:
@@ -112,13 +112,6 @@ def test_whatever_is_read_is_bounded_and_printable(change: dict[str, Any]) -> No
             assert len(value) <= 300
         else:
             assert 0 <= value <= 2**53 or isinstance(value, float)
-
-
-@given(JSON)
-def test_counts_and_texts_are_what_they_say_or_refused(value: object) -> None:
-    for read, kind in ((count, int), (lambda each: text(each, 10), str)):
-        with contextlib.suppress(BadReport):
-            assert type(read(value)) is kind
 
 
 def test_every_message_of_an_error_is_its_own() -> None:

@@ -5,8 +5,14 @@ field of them checked. It must not know sessions, nor which backend made the san
 """
 
 from executor_server.backends.channel.daemon_channel import READY_TIME_S, GuestChannel
-from executor_server.backends.channel.endpoint import GuestEndpoint, RefusedError, SocketEndpoint, UnreachedError
-from executor_server.backends.channel.events import read_event, read_result
+from executor_server.backends.channel.endpoint import (
+    GuestEndpoint,
+    RefusedError,
+    SocketEndpoint,
+    UnreachedError,
+    first_token,
+)
+from executor_server.backends.channel.events import PROCESS_EVENTS, read_event, read_process_event, read_result
 from executor_server.backends.channel.guest_requests import (
     Request,
     VariablesReply,
@@ -20,8 +26,6 @@ from executor_server.backends.channel.guest_requests import (
     variables_part,
     written_bytes,
 )
-from executor_server.backends.channel.process_events import PROCESS_EVENTS, read_process_event
-from executor_server.backends.channel.tokens import first_token
 from executor_server.backends.channel.tool_packing import BlobDigests, packed_tools
 from executor_server.guest.wire.messages import MAX_PAYLOAD_BYTES
 from executor_server.guest.wire.tools import MAX_SHIPPED_BYTES

@@ -3,34 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Protocol, cast
+from typing import TYPE_CHECKING, cast
 
 from executor_server.guest.wire.frames import CHUNK_BYTES
 
+if TYPE_CHECKING:
+    from executor_server.backends.channel.daemon_channel import GuestChannel
+
 common_space = memoryview(bytearray(CHUNK_BYTES // 4))
 """The memory that all connections of a process read to: what was read is taken before the event loop reads again."""
-
-
-class ConnectionOwner(Protocol):
-    """The channel that a connection reports to."""
-
-    def begin_connection(self, transport: asyncio.Transport) -> None:
-        """The connection is open."""
-
-    def end_connection(self, exc: Exception | None) -> None:
-        """The connection ended, and the owner had not released it."""
-
-    def take_data(self, data: bytes) -> None:
-        """Bytes arrived."""
-
-    def space(self) -> memoryview:
-        """Returns where the next bytes should be read to."""
-
-    def take_filled(self, space: memoryview, size: int) -> None:
-        """Bytes arrived there."""
-
-    def note_writable(self, writable: bool) -> None:
-        """The transport takes more bytes, or takes no more for now."""
 
 
 class DirectConnection(asyncio.BufferedProtocol):
@@ -56,8 +37,8 @@ class DirectConnection(asyncio.BufferedProtocol):
 class Connection(asyncio.Protocol):
     """One connection. It forgets its channel when it is released, so that late bytes and events go nowhere."""
 
-    def __init__(self, channel: ConnectionOwner) -> None:
-        self._channel: ConnectionOwner | None = channel
+    def __init__(self, channel: GuestChannel) -> None:
+        self._channel: GuestChannel | None = channel
         self.transport: asyncio.Transport | None = None
         self.ended = asyncio.Event()
 

@@ -45,11 +45,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from executor_server.backends.channel.connection import Connection, common_space
-from executor_server.backends.channel.endpoint import GuestEndpoint, RefusedError, UnreachedError
+from executor_server.backends.channel.endpoint import GuestEndpoint, RefusedError, Tokens, UnreachedError
+from executor_server.backends.channel.flow_control import ReadingControl, WritingControl
 from executor_server.backends.channel.listener import take_listener
-from executor_server.backends.channel.reading import ReadingControl
-from executor_server.backends.channel.tokens import Tokens
-from executor_server.backends.channel.writing import WritingControl
 from executor_server.core import SandboxFailure
 from executor_server.core.fairness import ReadingShares
 from executor_server.guest.wire.frames import (

@@ -21,19 +21,29 @@ from executor_server.core import (
     Outcome,
     OutputCut,
     Payload,
+    ProcessEventKind,
+    ProcessOutcome,
+    ProcessOutput,
+    ProcessOutputCut,
+    ProcessResult,
+    ProcessStarted,
     Result,
     ToolCall,
     Usage,
     VariablesState,
 )
 from executor_server.guest.wire import messages as wire
-from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Frame, FrameError
+from executor_server.guest.wire import process_messages as processes
+from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_MISSING_MODULES, Frame, FrameError, Kind
 from executor_server.guest.wire.savepoint_messages import BranchEnded
 from executor_server.guest.wire.savepoint_messages import Changes as ChangedNames
 from executor_server.guest.wire.schema import message_of, read_listed, read_object, read_texts
 
 _MAX_IMPORTS_BYTES = 4096
 _MAX_MODULE_CHARS = 256
+
+PROCESS_EVENTS = frozenset((Kind.PROCESS_STARTED, Kind.PROCESS_OUTPUT, Kind.PROCESS_OUTPUT_CUT, Kind.PROCESS_ENDED))
+"""Kinds of the frames that `read_process_event` reads."""
 
 
 def read_event(frame: Frame) -> EventKind:
@@ -54,6 +64,30 @@ def read_event(frame: Frame) -> EventKind:
         case wire.BlobChunk(blob=blob):
             return BlobChunk(blob, _bounded(frame.body))
     raise FrameError(f"frame kind {frame.kind} is not an event")
+
+
+def read_process_event(frame: Frame) -> tuple[str, ProcessEventKind]:
+    """Returns the id of a process and its event."""
+    match message_of(frame):
+        case processes.ProcessStarted(id=process_id, pid=pid):
+            return process_id, ProcessStarted(pid)
+        case processes.ProcessOutput(id=process_id, stream=stream):
+            if not 0 < len(frame.view) <= CHUNK_BYTES:
+                raise FrameError(f"{len(frame.view)} bytes of output in one frame")
+            return process_id, ProcessOutput(stream, frame.body)
+        case processes.ProcessOutputCut(id=process_id, omitted=omitted):
+            return process_id, ProcessOutputCut(omitted)
+        case processes.ProcessEnded() as ended:
+            return ended.id, ProcessResult(
+                outcome=ProcessOutcome(ended.outcome),
+                exit_code=ended.exit_code,
+                signal=ended.signal,
+                wall_time_s=ended.wall_time_s,
+                cpu_time_s=ended.cpu_time_s,
+                peak_memory_bytes=ended.peak_memory_bytes,
+                output_bytes=ended.output_bytes,
+            )
+    raise FrameError(f"frame kind {frame.kind} is not an event of a process")
 
 
 def read_result(frame: Frame, policy_fingerprint: str = "") -> Result:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import cast
 
 import uvloop
 
 from executor_server.backends.channel.connection import Connection, DirectConnection, common_space, directly
+from executor_server.backends.channel.daemon_channel import GuestChannel
 from executor_server.guest.wire.frames import CHUNK_BYTES, Frame, FrameDecoder, Kind, encode_frame
 
 
 class Owner:
-    """Gathers the frames that arrive."""
+    """Gathers the frames that arrive, in place of a channel."""
 
     def __init__(self) -> None:
         self.decoder = FrameDecoder()
@@ -44,6 +46,10 @@ class Owner:
         self.bodies += [frame.body for frame in frames]
 
 
+def connected(owner: Owner) -> Connection:
+    return Connection(cast("GuestChannel", owner))
+
+
 def sent_to(owner: Owner, directory: Path) -> None:
     """Has the owner's connection read two large frames and a small one, from a socket, in the daemon's event loop."""
     bodies = [b"a" * CHUNK_BYTES, b"small", b"b" * (CHUNK_BYTES - 1)]
@@ -59,7 +65,7 @@ def sent_to(owner: Owner, directory: Path) -> None:
         server = await asyncio.start_unix_server(send, path)
         async with server:
             loop = asyncio.get_running_loop()
-            await loop.create_unix_connection(lambda: directly(Connection(owner)), path)
+            await loop.create_unix_connection(lambda: directly(connected(owner)), path)
             await owner.ended.wait()
 
     uvloop.run(run())
@@ -74,7 +80,7 @@ def test_large_frames_are_read_to_their_place_and_others_to_the_common_one(tmp_p
 
 async def test_a_released_connection_passes_nothing_on() -> None:
     owner = Owner()
-    connection = Connection(owner)
+    connection = connected(owner)
     direct = directly(connection)
     assert isinstance(direct, DirectConnection)
     connection.release()
@@ -84,8 +90,3 @@ async def test_a_released_connection_passes_nothing_on() -> None:
     connection.data_received(b"x")
     direct.connection_lost(None)
     assert (owner.bodies, owner.ended.is_set(), connection.ended.is_set()) == ([], False, True)
-
-
-async def test_a_protocol_of_another_kind_is_left_as_it_is() -> None:
-    other = asyncio.Protocol()
-    assert directly(other) is other

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from executor_server.backends.channel.reading import ReadingControl
+from executor_server.backends.channel.flow_control import ReadingControl
 
 
 class Transport(asyncio.Transport):

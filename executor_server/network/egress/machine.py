@@ -42,7 +42,7 @@ class MachineProxy:
     """The proxy of one session, on the machine of its sandbox. `open` it; `close` it in every case."""
 
     def __init__(self, session: BoundSession, listener: RemoteListener, internal: Sequence[str]) -> None:
-        self._session = session
+        self.session = session
         self._listener = listener
         self._internal = list(internal)
         self._stream: _Stream | None = None  # the stream of the proxy that serves the session
@@ -53,7 +53,7 @@ class MachineProxy:
         """Starts to serve the listener. Raises EgressError."""
         try:
             async with asyncio.timeout(_START_S):
-                await self._allow(self._session.rules)
+                await self._allow(self.session.rules)
                 stream = await self._begin()
         except TimeoutError:
             raise EgressError(f"The egress proxy on the machine did not start within {_START_S:g} seconds.") from None
@@ -63,32 +63,31 @@ class MachineProxy:
         if self._stream is not None:
             self._stream.commands.send(message)
 
-    async def change(self, rules: NetworkRules) -> None:
-        """Applies new rules, to the proxy before the machine's network."""
-        self.send(self._session.change_message())
+    async def allow(self, rules: NetworkRules) -> None:
+        """Lets the machine's own network reach the hosts of new rules, which the proxy has already."""
         try:
             await self._allow(rules)
         except EgressError as error:
-            _log.error("machine_network_not_changed", session_id=self._session.session_id, reason=str(error))
+            _log.error("machine_network_not_changed", session_id=self.session.session_id, reason=str(error))
 
     async def settle(self) -> None:
         if self._stream is not None:
             with contextlib.suppress(EgressError):
-                await self._stream.commands.ask({"type": "settle", "session": self._session.session_id}, _SETTLE_S)
+                await self._stream.commands.ask({"type": "settle", "session": self.session.session_id}, _SETTLE_S)
 
     async def close(self) -> None:
         """Ends the session's connections, and the proxy. Idempotent."""
         if self._stream is not None and not self._closed:
             self._closed = True
             with contextlib.suppress(EgressError):
-                await self._stream.commands.ask({"type": "end", "session": self._session.session_id}, _RELEASE_S)
+                await self._stream.commands.ask({"type": "end", "session": self.session.session_id}, _RELEASE_S)
         self._closed = True
         supervisor, self._supervisor = self._supervisor, None
         if supervisor is not None:
             supervisor.cancel()
             with contextlib.suppress(asyncio.CancelledError):
                 await supervisor
-        self._session.close()
+        self.session.close()
 
     # ------------------------------------------------------------------------------------------------------------------
 
@@ -100,20 +99,20 @@ class MachineProxy:
 
     async def _begin(self) -> _Stream:
         """Starts a proxy on the machine and binds the session to it. Raises EgressError."""
-        stream = _Stream(self._session)
+        stream = _Stream(self.session)
         try:
             await self._listener.open(lambda: stream)
             message = {"type": "listen", "token": self._listener.next_token(), "internal": self._internal}
             await stream.commands.ask(message, _ANSWER_S)
-            await stream.commands.ask(self._session.bind_message(), _ANSWER_S)
+            await stream.commands.ask(self.session.bind_message(), _ANSWER_S)
         except SandboxFailure as failure:
             stream.abort()
             raise EgressError(f"The egress proxy on the machine can't be started: {failure}.") from failure
         except BaseException:
             stream.abort()
             raise
-        if self._session.exhausted is not None:
-            stream.commands.send(self._session.exhaust_message())
+        if self.session.exhausted is not None:
+            stream.commands.send(self.session.exhaust_message())
         self._stream = stream
         return stream
 
@@ -127,9 +126,9 @@ class MachineProxy:
                     why = await _watch(stream)
                 finally:
                     self._stream = None
-                    self._session.abandon()
+                    self.session.abandon()
                     stream.abort()
-                _log.warning("machine_proxy_restarts", session_id=self._session.session_id, reason=why)
+                _log.warning("machine_proxy_restarts", session_id=self.session.session_id, reason=why)
             await asyncio.sleep(pause_s)
             pause_s = min(_MAX_BACKOFF_S, max(_BACKOFF_S, 2 * pause_s))
             stream = await self._begin_again()
@@ -139,7 +138,7 @@ class MachineProxy:
             async with asyncio.timeout(_START_S):
                 return await self._begin()
         except (EgressError, TimeoutError) as error:
-            _log.warning("machine_proxy_not_started", session_id=self._session.session_id, reason=str(error))
+            _log.warning("machine_proxy_not_started", session_id=self.session.session_id, reason=str(error))
             return None
 
 
@@ -196,55 +195,3 @@ def hosts_of(rules: NetworkRules) -> list[str]:
     """Returns the hosts in the cloud's form: names, and `*.` before a domain. The proxy checks the ports."""
     patterns = [HostPattern.parse(text) for text in rules.allowed]
     return sorted({f"*.{pattern.host}" if pattern.wildcard else pattern.host for pattern in patterns})
-
-
-class Machines:
-    """The sessions whose sandboxes are on other machines. Calls for other sessions do nothing."""
-
-    def __init__(self, internal: Sequence[str]) -> None:
-        self._internal = internal
-        self._bound: dict[str, tuple[BoundSession, MachineProxy]] = {}
-        self._changes: set[asyncio.Task[None]] = set()
-
-    async def bind(self, session: BoundSession, listener: RemoteListener) -> None:
-        """Raises EgressError; nothing is bound then."""
-        await self.release(session.session_id)
-        proxy = MachineProxy(session, listener, self._internal)
-        self._bound[session.session_id] = (session, proxy)
-        try:
-            await proxy.open()
-        except BaseException:
-            self._bound.pop(session.session_id, None)
-            await proxy.close()
-            raise
-
-    def change(self, session_id: str, rules: NetworkRules) -> None:
-        if (bound := self._bound.get(session_id)) is not None:
-            bound[0].rules = rules
-            change = asyncio.create_task(bound[1].change(rules))
-            self._changes.add(change)
-            change.add_done_callback(self._changes.discard)
-
-    def allow(self, session_id: str, total_bytes: int | None) -> None:
-        if (bound := self._bound.get(session_id)) is not None:
-            bound[0].total_bytes = total_bytes
-            bound[1].send(bound[0].allow_message())
-
-    def exhaust(self, session_id: str, reason: str | None) -> None:
-        if (bound := self._bound.get(session_id)) is not None:
-            bound[0].exhausted = reason
-            bound[1].send(bound[0].exhaust_message())
-
-    async def settle(self, session_id: str) -> None:
-        if (bound := self._bound.get(session_id)) is not None:
-            await bound[1].settle()
-
-    async def release(self, session_id: str) -> None:
-        if (bound := self._bound.pop(session_id, None)) is not None:
-            await bound[1].close()
-
-    async def close(self) -> None:
-        for change in list(self._changes):
-            change.cancel()
-        await asyncio.gather(*self._changes, return_exceptions=True)
-        await asyncio.gather(*(self.release(session_id) for session_id in list(self._bound)))

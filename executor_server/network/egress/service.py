@@ -32,7 +32,7 @@ from executor_server.network.egress.bound import BoundSession
 from executor_server.network.egress.bundle import build_bundle
 from executor_server.network.egress.commands import Commands, Message, ProxyEnded
 from executor_server.network.egress.interface import EgressError, EgressSettings, EgressSink, RemoteListener
-from executor_server.network.egress.machine import Machines
+from executor_server.network.egress.machine import MachineProxy
 from executor_server.network.egress.proxy_process import PROXY_COMMAND, ProxyProcess
 from executor_server.network.egress.secret_files import open_secrets
 
@@ -69,7 +69,8 @@ class EgressService:
         self._secret_problems: list[str] = []
         self._started: ProxyProcess | None = None  # one that is starting or ready
         self._commands = Commands(self._write, self._sessions.get, self._note_end)
-        self._machines = Machines(settings.internal)
+        self._machines: dict[str, MachineProxy] = {}  # of the sessions whose sandboxes are on other machines
+        self._changes: set[asyncio.Task[None]] = set()  # of these machines' own networks
         self.restarts = 0
         """How often a process was replaced."""
 
@@ -106,7 +107,11 @@ class EgressService:
         for session in self._sessions.values():
             session.close()
         self._sessions.clear()
-        await self._machines.close()
+        for change in self._changes:
+            change.cancel()
+        await asyncio.gather(*self._changes, return_exceptions=True)
+        await asyncio.gather(*(machine.close() for machine in self._machines.values()))
+        self._machines.clear()
 
     @property
     def pid(self) -> int | None:
@@ -142,7 +147,7 @@ class EgressService:
         total_bytes: int | None = None,
     ) -> None:
         if not isinstance(listener, socket.socket):
-            await self._machines.bind(BoundSession(session_id, rules, None, sink, used, total_bytes), listener)
+            await self._bind_machine(BoundSession(session_id, rules, None, sink, used, total_bytes), listener)
             return
         session = BoundSession(session_id, rules, listener, sink, used, total_bytes)
         try:
@@ -158,6 +163,16 @@ class EgressService:
             self._forget(session)
             raise
 
+    async def _bind_machine(self, session: BoundSession, listener: RemoteListener) -> None:
+        await self.release(session.session_id)
+        machine = self._machines[session.session_id] = MachineProxy(session, listener, self._settings.internal)
+        try:
+            await machine.open()
+        except BaseException:
+            self._machines.pop(session.session_id, None)
+            await machine.close()
+            raise
+
     def _forget(self, session: BoundSession) -> None:
         if self._sessions.get(session.session_id) is session:
             del self._sessions[session.session_id]
@@ -166,25 +181,27 @@ class EgressService:
         session.close()
 
     def change(self, session_id: str, rules: NetworkRules) -> None:
-        if (session := self._sessions.get(session_id)) is not None:
+        if (session := self._session(session_id)) is not None:
             session.rules = rules
-            self._send(session.change_message())
-        else:
-            self._machines.change(session_id, rules)
+            self._send(session, session.change_message())
+        if (machine := self._machines.get(session_id)) is not None:
+            change = asyncio.create_task(machine.allow(rules))
+            self._changes.add(change)
+            change.add_done_callback(self._changes.discard)
 
     def allow(self, session_id: str, total_bytes: int | None) -> None:
-        if (session := self._sessions.get(session_id)) is not None:
+        if (session := self._session(session_id)) is not None:
             session.total_bytes = total_bytes
-            self._send(session.allow_message())
-        else:
-            self._machines.allow(session_id, total_bytes)
+            self._send(session, session.allow_message())
 
     def exhaust(self, session_id: str, reason: str | None) -> None:
-        if (session := self._sessions.get(session_id)) is not None:
+        if (session := self._session(session_id)) is not None:
             session.exhausted = reason
-            self._send(session.exhaust_message())
-        else:
-            self._machines.exhaust(session_id, reason)
+            self._send(session, session.exhaust_message())
+
+    def _session(self, session_id: str) -> BoundSession | None:
+        machine = self._machines.get(session_id)
+        return self._sessions.get(session_id) if machine is None else machine.session
 
     async def settle(self, session_id: str) -> None:
         """Asks the proxy only if it may have something to report.
@@ -193,11 +210,11 @@ class EgressService:
         So the reports of a step have arrived with its result, though they may not be read yet. A session without a
         report since it was settled, and without an open connection, has none; most steps need no exchange.
         """
-        session, process = self._sessions.get(session_id), self._process
-        if session is None:
-            await self._machines.settle(session_id)
+        if (machine := self._machines.get(session_id)) is not None:
+            await machine.settle()
             return
-        if process is None:
+        session, process = self._sessions.get(session_id), self._process
+        if session is None or process is None:
             return
         process.read_arrived()
         if session.is_settled or self._process is None:
@@ -207,8 +224,9 @@ class EgressService:
             session.note_settled()
 
     async def release(self, session_id: str) -> None:
+        if (machine := self._machines.pop(session_id, None)) is not None:
+            await machine.close()
         if (session := self._sessions.get(session_id)) is None:
-            await self._machines.release(session_id)
             return
         try:
             if self._process is not None:
@@ -335,8 +353,10 @@ class EgressService:
         if self._started is not None:
             self._started.send(message, descriptor)
 
-    def _send(self, message: Message) -> None:
-        if self._process is not None:
+    def _send(self, session: BoundSession, message: Message) -> None:
+        if (machine := self._machines.get(session.session_id)) is not None:
+            machine.send(message)
+        elif self._process is not None:
             self._commands.send(message)
 
 

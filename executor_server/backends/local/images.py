@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from executor_server.backends.local.system import SHOWN_DIRECTORIES, SYSTEM_PREFIX, TOOL_DIRECTORIES
-from executor_server.backends.settings import OLDEST_PYTHON
+from executor_server.backends.python_probe import UNREADABLE, UnusablePython, python_version
 from executor_server.core import SandboxFailure
 
 _PROBE_TIMEOUT_S = 30.0
@@ -81,19 +81,17 @@ def probe_image(name: str, path: Path, preload: tuple[str, ...] = ()) -> Image:
     python = _interpreter(name, path)
     described = _describe(name, python)
     try:
-        version = (int(described["version"][0]), int(described["version"][1]))
+        version = python_version(described)
         prefixes = [Path(prefix) for prefix in described["prefixes"]]
         telltales = (python, prefixes[0] / "pyvenv.cfg", *(Path(place) for place in described["packages"]))
         assert len(telltales) - len(described["packages"]) == _TELLTALES_BEFORE_PACKAGES
-        implementation = str(described["implementation"])
         libraries = [Path(str(path)).parent for path in described.get("libraries", ())]
         # They may lie outside of every prefix: Debian's own Python, of /usr, has what pip installs in /usr/local.
         packages = [place for place in map(Path, described["packages"]) if place.is_dir()]
-    except (KeyError, IndexError, TypeError, ValueError) as error:
+    except UnusablePython as error:
+        raise SandboxFailure(f"image {name}: {python} {error}") from error
+    except UNREADABLE as error:
         raise SandboxFailure(f"image {name}: {python} does not answer like a Python interpreter") from error
-    if implementation != "cpython" or version < OLDEST_PYTHON:
-        wanted = ".".join(map(str, OLDEST_PYTHON))
-        raise SandboxFailure(f"image {name}: {python} is {implementation} {version}; CPython >= {wanted} is needed")
     directories = _directories(name, prefixes, (*libraries, *packages))
     links = _links(name, python, (*SHOWN_DIRECTORIES, *TOOL_DIRECTORIES, *directories))
     return Image(name, python, version, directories, links, preload, telltales, _identity(python, telltales))

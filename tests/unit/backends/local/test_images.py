@@ -40,8 +40,10 @@ def test_a_virtual_environment_brings_the_python_that_it_was_made_from(tmp_path:
     assert (image.directories, image.links) == ((base, venv), ())
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13", "system"])
-@pytest.mark.parametrize("has_system_packages", [False, True])
+@pytest.mark.parametrize(
+    ("version", "has_system_packages"),
+    [("3.9", False), ("3.10", True), ("3.11", False), ("3.12", True), ("3.13", False), ("system", True)],
+)
 def test_nothing_that_was_installed_in_an_environment_runs_on_the_host(
     tmp_path: Path, version: str, has_system_packages: bool
 ) -> None:
@@ -112,7 +114,7 @@ def test_an_interpreter_outside_of_its_prefix_is_refused(tmp_path: Path) -> None
 
 @pytest.mark.parametrize(("version", "name"), [((3, 8), "cpython"), ((3, 10), "pypy")])
 def test_other_pythons_are_refused(tmp_path: Path, version: tuple[int, int], name: str) -> None:
-    with pytest.raises(SandboxFailure, match=r"CPython >= 3\.9 is needed"):
+    with pytest.raises(SandboxFailure, match=r"CPython 3\.9 or newer is needed"):
         probe_image("x", interpreter(tmp_path / "python", [tmp_path], version, name))
 
 

@@ -5,7 +5,7 @@ It owns the packed guest too, and what confines a process: its user, its filter.
 policies.
 """
 
-from executor_server.backends.base import Backend, HostFinding, KnownSandbox, MachineSandbox, Sandbox
+from executor_server.backends.base import Backend, HostFinding, KnownSandbox, MachineSandbox, MissingSandbox, Sandbox
 from executor_server.backends.environments import (
     BuildMounts,
     BuildSandboxes,
@@ -15,7 +15,6 @@ from executor_server.backends.environments import (
     Target,
 )
 from executor_server.backends.host_sweeper import HostSweeper
-from executor_server.backends.missing import MissingSandbox
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.settings import CA_BUNDLE, egress_environment
 from executor_server.backends.syscall_arguments import Alternatives, Argument

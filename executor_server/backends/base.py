@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from executor_server.backends.channel import GuestEndpoint
+from executor_server.backends.channel import GuestEndpoint, SocketEndpoint
 from executor_server.core import SandboxSpec
 
 if TYPE_CHECKING:
@@ -121,6 +122,27 @@ class PassiveSandbox:
         return
 
     def set_cpu_share(self, share: float) -> None:
+        return
+
+
+class MissingSandbox(PassiveSandbox):
+    """Stands in for a sandbox that its session has lost; it has no guest.
+
+    `reason` is a clause for its owner, as `cause_of_death` is; empty when it is not known.
+    """
+
+    fingerprint = ""
+
+    def __init__(self, sandbox_id: str, backend_name: str = "", reason: str = "") -> None:
+        self.sandbox_id = sandbox_id
+        self.backend_name = backend_name
+        self.reason = reason
+        self.endpoint = SocketEndpoint(Path("/nonexistent"), b"")
+
+    async def cause_of_death(self) -> str | None:
+        return self.reason or None
+
+    async def destroy(self) -> None:
         return
 
 

@@ -5,12 +5,14 @@ None of the daemon's own environment variables is among them. PATH is missing: t
 
 from __future__ import annotations
 
+import asyncio
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 
 from executor_server.backends.channel import first_token
-from executor_server.core import SandboxSpec
+from executor_server.core import SandboxFailure, SandboxSpec
 from executor_server.guest.wire.egress_listener import LISTENER_ADDRESS
 from executor_server.guest.wire.tokens import chained
 
@@ -98,6 +100,16 @@ def egress_environment(ca_bundle: str | None = CA_BUNDLE) -> dict[str, str]:
         "NODE_USE_ENV_PROXY": "1",  # without it Node's own fetch ignores the others
         **({} if ca_bundle is None else dict.fromkeys(_CA_VARIABLES, ca_bundle)),
     }
+
+
+async def ca_bundle_of(find: Callable[[], Path] | None) -> Path:
+    """Returns the file of the egress proxy's authorities, for a sandbox with a network. Raises SandboxFailure.
+
+    `find` makes the file if needed, so it runs in a thread. The path changes with the content.
+    """
+    if find is None:
+        raise SandboxFailure("no egress proxy runs, which a sandbox with a network needs")
+    return await asyncio.to_thread(find)
 
 
 def shm_bytes(disk_bytes: int, memory_bytes: int) -> int:

@@ -39,7 +39,6 @@ from executor_server.backends.docker.resources import (
     Resources,
 )
 from executor_server.backends.docker.sandbox import DockerSandbox
-from executor_server.backends.egress_bundle import EgressBundle
 from executor_server.backends.environments import (
     BuildMounts,
     Environment,
@@ -50,7 +49,7 @@ from executor_server.backends.environments import (
     give_work,
     mounts_of,
 )
-from executor_server.backends.settings import TOKEN_BYTES
+from executor_server.backends.settings import TOKEN_BYTES, ca_bundle_of
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
 from executor_server.core import SandboxFailure, SandboxSpec, SpecUnsupported
 from executor_server.core.config import DockerSection
@@ -76,7 +75,7 @@ class DockerBackend:
         """`egress_bundle` and `environments` are as the local backend's."""
         self._state_dir = state_dir.absolute()
         self._section = section
-        self._egress_bundle = EgressBundle(egress_bundle)
+        self._egress_bundle = egress_bundle
         self._environments = SandboxEnvironments(DockerSandbox.backend_name, environments)
         self._directory: BackendDirectory | None = None
         self._resources: Resources | None = None
@@ -197,7 +196,7 @@ class DockerBackend:
         if image.confinement.kernel:
             runtime = self._section.runtime or "the Engine's default runtime"
             raise SpecUnsupported(f"Docker sandboxes can have no network here: {runtime} has a kernel of its own")
-        return await self._egress_bundle.path()
+        return await ca_bundle_of(self._egress_bundle)
 
     def _forget(self, sandbox: DockerSandbox) -> None:
         self._live.pop(sandbox.sandbox_id, None)

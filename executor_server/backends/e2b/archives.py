@@ -27,7 +27,20 @@ _KEPT_ARCHIVES = 8
 _ANSWER_WAIT_S = 0.5
 _RETRY_S = 1.0
 _MIB = 2**20
+_UPLOADED_BYTES_S = 2**20  # a second, at least
+_UNPACKED_BYTES_S = 2 * 2**20
+_UNPACKING_BEGINS_S = 30.0
 _ID = re.compile(r"env-[A-Za-z0-9._-]{1,128}")
+
+
+def upload_s(size_bytes: int) -> float:
+    """Returns the additional seconds that uploading this number of bytes may take."""
+    return size_bytes / _UPLOADED_BYTES_S
+
+
+def unpack_s(size_bytes: int) -> float:
+    """Returns the additional seconds that unpacking an archive of this size may take."""
+    return _UNPACKING_BEGINS_S + size_bytes / _UNPACKED_BYTES_S
 
 
 class PackedEnvironment:

@@ -26,7 +26,7 @@ import structlog
 from executor_server.backends.base import HostFinding, KnownSandbox
 from executor_server.backends.directory import BackendDirectory, is_sandbox_id, new_sandbox_id
 from executor_server.backends.e2b.access import open_cloud
-from executor_server.backends.e2b.archives import Archives
+from executor_server.backends.e2b.archives import Archives, unpack_s, upload_s
 from executor_server.backends.e2b.check import check_sdk, examine
 from executor_server.backends.e2b.failures import CloudFailure, Unanswered
 from executor_server.backends.e2b.guests import Additions, GuestFile
@@ -41,11 +41,9 @@ from executor_server.backends.e2b.sandbox_factory import (
     SandboxFactory,
 )
 from executor_server.backends.e2b.templates import Templates
-from executor_server.backends.e2b.uploads import unpack_s, upload_s
-from executor_server.backends.egress_bundle import EgressBundle
 from executor_server.backends.environments import Environment, Environments, Interpreter, SandboxEnvironments, Target
 from executor_server.backends.guest_archive import pack_guest
-from executor_server.backends.settings import TOKEN_BYTES
+from executor_server.backends.settings import TOKEN_BYTES, ca_bundle_of
 from executor_server.backends.teardown import Creations, check_none_left, destroy_failed, failures_of, swept
 from executor_server.core import BackendFull, BackendSilent, SandboxFailure, SandboxSpec
 from executor_server.core.config import E2BImage, E2BSection
@@ -91,7 +89,7 @@ class E2BBackend:
         self._environments = SandboxEnvironments(E2BSandbox.backend_name, environments)
         self._archives = Archives(state_dir.absolute() / _KIND / "archives", max_archive_bytes)
         self._examining = asyncio.Lock()
-        self._egress_bundle = None if egress_bundle is None else EgressBundle(egress_bundle)
+        self._egress_bundle = egress_bundle
         self._state_dir = state_dir.absolute()
         self._section = section
         self._capabilities: _HostCapabilities | None = None
@@ -212,7 +210,7 @@ class E2BBackend:
         """Returns the file of certificate authorities that the sandbox gets. Raises SandboxFailure."""
         if not spec.egress or self._egress_bundle is None:
             return None
-        return await self._egress_bundle.path()
+        return await ca_bundle_of(self._egress_bundle)
 
     def _forget(self, sandbox: E2BSandbox) -> None:
         self._live.pop(sandbox.sandbox_id, None)

@@ -27,6 +27,7 @@ import e2b
 import httpx
 from e2b.sandbox_async.commands.command import Commands
 
+from executor_server.backends.e2b.archives import upload_s
 from executor_server.backends.e2b.failures import (
     CannotWake,
     CloudFailure,
@@ -39,8 +40,6 @@ from executor_server.backends.e2b.failures import (
     TryLater,
     Unanswered,
 )
-from executor_server.backends.e2b.output import READ_CHARS, collected, ignored
-from executor_server.backends.e2b.uploads import upload_s
 
 _ROOT = "root"
 _PAGE_SANDBOXES = 100
@@ -48,6 +47,7 @@ _PAGE_SANDBOXES = 100
 _PAUSE_MORE_S = 60.0
 _MAX_PAGES = 100
 _SHOWN_CHARS = 200
+_READ_CHARS = 8_192  # of an output or an error; the rest is dropped
 # In the stream of a command: far more than one read of its output returns.
 _PIECE_BYTES = 2**20
 _MESSAGE_BYTES_MAX = 4 * 2**20
@@ -127,8 +127,8 @@ class Machine:
                     cwd="/",
                     timeout=timeout_s,
                     request_timeout=self._cloud.access.request_timeout_s,
-                    on_stdout=collected(output),
-                    on_stderr=collected(errors),
+                    on_stdout=_collected(output),
+                    on_stderr=_collected(errors),
                     retain_output=False,
                 )
             except e2b.CommandExitException as ended:
@@ -149,7 +149,7 @@ class Machine:
                     timeout=0,
                     request_timeout=self._cloud.access.request_timeout_s,
                     on_stdout=on_output,
-                    on_stderr=ignored,
+                    on_stderr=_ignored,
                     retain_output=False,
                 )
         except asyncio.CancelledError:
@@ -316,7 +316,7 @@ class Cloud:
     def harmless(self, text: str) -> str:
         """Returns the beginning of the text as one line, without the key or anything that looks like one."""
         for secret in _SECRETS:
-            text = secret.sub("***", text[:READ_CHARS].replace(self.access.api_key, "***"))
+            text = secret.sub("***", text[:_READ_CHARS].replace(self.access.api_key, "***"))
         return "".join(char if char.isprintable() else " " for char in text)[:_SHOWN_CHARS].strip()
 
 
@@ -389,3 +389,17 @@ def _checked(cloud_id: str) -> str:
     if not _CLOUD_ID.fullmatch(cloud_id):
         raise CloudFailure("E2B calls a sandbox by something that is no id")
     return cloud_id
+
+
+def _collected(texts: list[str]) -> Callable[[str], None]:
+    """Returns a receiver of output that keeps the beginning only."""
+
+    def take(text: str) -> None:
+        if sum(map(len, texts)) < _READ_CHARS:
+            texts.append(text[:_READ_CHARS])
+
+    return take
+
+
+def _ignored(_text: str) -> None:
+    """Receives output that is not read."""

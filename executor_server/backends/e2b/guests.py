@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from executor_server.backends.e2b.archives import PackedEnvironment
+from executor_server.backends.e2b.archives import PackedEnvironment, unpack_s
 from executor_server.backends.e2b.failures import CommandFailed
 from executor_server.backends.e2b.retry import with_retries
 from executor_server.backends.e2b.templates import PYTHON, Prepared
-from executor_server.backends.e2b.uploads import unpack_s
 from executor_server.backends.guest_archive import GuestArchive
 from executor_server.backends.seccomp_program import UnsupportedArchitecture, filter_program
 from executor_server.backends.settings import (

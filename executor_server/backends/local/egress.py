@@ -11,9 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from executor_server.backends.egress_bundle import EgressBundle
 from executor_server.backends.local.layout import build_etc
 from executor_server.backends.local.resources import Resources
+from executor_server.backends.settings import ca_bundle_of
 from executor_server.core import SandboxFailure
 
 
@@ -21,12 +21,12 @@ class EgressFiles:
     """Makes the /etc once for each bundle of authorities."""
 
     def __init__(self, bundle: Callable[[], Path] | None) -> None:
-        self._bundle = EgressBundle(bundle)
+        self._bundle = bundle
         self._made: dict[tuple[Path, Path], Path] = {}  # by the bundle and the directory that it is made in
 
     async def added_to(self, resources: Resources) -> Resources:
         """Returns what sandboxes with a network are made of. Raises SandboxFailure when there is no egress proxy."""
-        bundle, directory = await self._bundle.path(), resources.layout.etc.parent
+        bundle, directory = await ca_bundle_of(self._bundle), resources.layout.etc.parent
         if (bundle, directory) not in self._made:
             try:
                 etc = await asyncio.to_thread(lambda: build_etc(directory, bundle.read_bytes()))

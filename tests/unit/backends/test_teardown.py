@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
-from executor_server.backends.missing import MissingSandbox
+from executor_server.backends.base import MissingSandbox
 from executor_server.backends.teardown import Creations, destroy_failed, swept
 from executor_server.core.errors import SandboxFailure
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from executor_server.backends.base import HostFinding, KnownSandbox, Sandbox
-from executor_server.backends.missing import MissingSandbox
+from executor_server.backends.base import HostFinding, KnownSandbox, MissingSandbox, Sandbox
 from executor_server.core.errors import (
     BackendFull,
     BackendSilent,

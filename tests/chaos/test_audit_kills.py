@@ -140,19 +140,3 @@ def test_a_full_disk_stops_nobody_else_and_the_log_says_what_it_lacks(disk: Path
     gap = next(record for record in records(disk / "audit") if record["kind"] == "audit_gap")
     assert (gap["error"], gap["records"] > 0) == ("ENOSPC", True)
     assert verify(disk / "audit").whole
-
-
-def test_a_daemon_killed_with_a_full_disk_comes_back(disk: Path, start: StartDaemon) -> None:
-    config = with_audit_on(disk, fail_closed=False)
-    daemon = start(config)
-    with daemon.client() as client:
-        session = client.create_session()
-        filler = fill(disk)
-        while "audit_not_written" not in daemon.log.read_text():
-            session.execute("1")
-        daemon.kill()
-        daemon = start(config)
-        assert session.execute("2").output == 2
-        filler.unlink()
-        assert session.execute("3").output == 3
-    assert verify(disk / "audit").whole

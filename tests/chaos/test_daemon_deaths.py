@@ -64,17 +64,6 @@ def test_next_daemon_sweeps_what_belongs_to_nobody_and_works(start: StartDaemon)
             assert another.execute("6 * 7").output == 42
 
 
-def test_without_a_next_daemon_sandboxes_end_themselves(start: StartDaemon) -> None:
-    daemon = start(f"pool.size = 1\n{QUICK_ORPHANS}")
-    with daemon.client(reconnect_timeout_s=0.1) as client:
-        session = client.create_session()
-        assert eventually(lambda: len(sandboxes(daemon)) == 2)
-        with executing(session, FOREVER):
-            orphans = sandboxes(daemon)
-            daemon.kill()
-            assert eventually(lambda: all(orphan.is_gone() for orphan in orphans))
-
-
 def test_quiet_sandbox_is_no_orphan_while_its_daemon_lives(start: StartDaemon, tmp_path: Path) -> None:
     """One of the pool, one of an idle session, one that is not read because its journal is full."""
     policy = tmp_path / "policy.toml"  # without a fork server, whose sandboxes would replace that of the pool

@@ -13,13 +13,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import docker
 import pytest
 
-from executor_client import ExecutionResult, Outcome, PreconditionError, Session, UnavailableError
-from executor_server.backends.docker.resources import SANDBOX_LABEL
+from executor_client import ExecutionResult, Outcome, Session, UnavailableError
 from tests.chaos.conftest import StartDaemon
-from tests.chaos.observe import WAIT_S, sandboxes
+from tests.chaos.observe import WAIT_S
 from tests.chaos.test_daemon_deaths import leave_after_the_first_event
 from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon
@@ -49,20 +47,6 @@ def left(daemon: Daemon, kinds: Sequence[str] = ("sandboxes", "docker")) -> set[
     """The sandboxes that there are, as both backends keep book of them: by a directory for each."""
     state_dir = daemon.state_dir
     return {each.name for kind in kinds for each in state_dir.glob(f"{kind}/{'[0-9a-f]' * 16}")}
-
-
-def end_sandboxes(daemon: Daemon) -> None:
-    """Kills the supervisors, as the kernel or an operator may."""
-    for sandbox in sandboxes(daemon):
-        sandbox.supervisor.kill()
-        sandbox.supervisor.wait(WAIT_S)
-    if not (containers := left(daemon, ["docker"])):
-        return  # there may be no Engine
-    engine = docker.APIClient()
-    with contextlib.closing(engine):
-        for sandbox_id in containers:
-            for container in engine.containers(all=True, filters={"label": f"{SANDBOX_LABEL}={sandbox_id}"}):
-                engine.remove_container(container["Id"], force=True, v=True)
 
 
 @pytest.fixture
@@ -303,35 +287,6 @@ def test_daemon_that_can_not_start_leaves_the_sessions_to_the_next(
 
 
 # -- what can't be brought back
-
-
-def test_sandbox_that_ended_meanwhile_is_lost_with_its_reason(restart: Callable[..., Daemon]) -> None:
-    daemon = restart()
-    with daemon.client() as client, ThreadPoolExecutor(1) as threads:
-        session = client.create_session(authorized_imports=["time"])
-        session.execute("'finished'", execution_id="before")
-        result = begin(threads, session, "print('here', flush=True)\nimport time\ntime.sleep(1e6)")
-        daemon.kill()
-        end_sandboxes(daemon)
-        daemon = restart()
-        found = result.result(WAIT_S)
-        assert (found.outcome, found.logs) == (Outcome.LOST, "here\n")
-        assert found.error is not None
-        assert "gone" in found.error.message
-        assert session.execute("'finished'", execution_id="before").output == "finished"
-        assert client.list_sessions()[0].lost_reason == found.error.message
-        with pytest.raises(PreconditionError):
-            session.execute("1")
-        session.close()
-        assert left(daemon) == set()
-
-
-def test_second_daemon_on_the_same_directory_refuses(restart: Callable[..., Daemon], directory: Path) -> None:
-    daemon = restart()
-    with daemon.client() as client, client.create_session() as session:
-        refused = serve_once(directory, daemon.state_dir, f"unix:{directory / 'other.sock'}")
-        assert "Another executor-server is running" in refused
-        assert session.execute("6 * 7").output == 42
 
 
 def serve_once(directory: Path, state_dir: Path, listen: str) -> str:

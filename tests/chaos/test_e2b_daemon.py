@@ -33,7 +33,6 @@ CUT_S = 2 * SILENCE_S
 """Longer than a guest may be silent where its way can't break by itself."""
 RECONNECT_S = 20.0
 SHORT_RECONNECT_S = 1.0
-REST_S = 0.3
 KILLS = 3
 STORM_SEEDS = (1, 2, 3)[: rounds(3, 1)]
 STORM_RATE = 0.25
@@ -83,21 +82,6 @@ sessions.silence_s = {SILENCE_S}
 
 def whole(result: ExecutionResult, runs: int) -> None:
     assert (result.outcome, result.logs, result.output) == (Outcome.SUCCEEDED, SAID, runs), result.error
-
-
-def test_a_session_that_rested_when_the_daemon_was_killed_is_woken_by_the_next(
-    restart: Start, cloud: ThreadedDouble
-) -> None:
-    rests = f"e2b.pause_idle_s = {REST_S}\n"
-    daemon = restart(more=rests)
-    with daemon.client() as client:
-        session = client.create_session()
-        session.execute("kept = [41]")
-        assert eventually(lambda: [one.state for one in cloud.sandboxes.values()] == ["paused"])
-        daemon.kill()
-        restart(more=rests)
-        result = session.execute("kept.append(42)\nkept")
-        assert (result.outcome, result.output, result.generation) == (Outcome.SUCCEEDED, [41, 42], 1)
 
 
 def test_a_network_that_is_cut_for_longer_than_a_silence_costs_nothing(restart: Start, cloud: ThreadedDouble) -> None:

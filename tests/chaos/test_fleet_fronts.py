@@ -17,7 +17,6 @@ import pytest
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_client import ExecutorClient, Session, SessionState
 from tests.chaos.observe import executing
-from tests.chaos.witness import Witness
 from tests.support.backends import require
 from tests.support.machines import Fleet, Machine, fleet, new_id
 from tests.support.polling import eventually
@@ -96,33 +95,6 @@ def test_a_front_that_stood_still_has_lost_nothing(machines: Fleet) -> None:
         with machines.client() as client:
             there = {each.session_id for each in client.list_sessions() if each.state is not SessionState.LOST}
             assert there == {each.session_id for each in sessions.values()}
-
-
-def test_a_partition_between_the_front_and_half_of_its_nodes(machines: Fleet) -> None:
-    cut_off = machines.nodes["n1"]
-    with machines.client() as client, ExitStack() as stack:
-        session, other = session_on(client, "n1"), session_on(client, "n2")
-        other.execute("n = 0")
-        witness = stack.enter_context(Witness(machines.front.address, machines.token, session.session_id))
-        cut_off.unplug()
-        while witness.lost_at_s is None:
-            other.execute("n += 1")
-        assert other.refresh().generation == 1
-        with client.create_session() as new:
-            assert new.info.node == "n2"
-        cut_off.plug_in()
-        machines.wait_serving(*NODES)
-        assert witness.served_at_s < witness.lost_at_s
-        other.close()
-
-
-def test_a_second_front_on_the_same_state_directory_is_refused(machines: Fleet) -> None:
-    second = Machine("second", machines.front.directory, "front")
-    second.start()
-    assert second.process is not None
-    assert second.process.wait(WAIT_S) != 0
-    assert "Another executor-server is running with the state directory" in machines.front.log
-    assert set(machines.states().values()) == {"SERVING"}
 
 
 def test_a_front_whose_nodes_obey_its_copy_ends_so_that_its_clients_do_not_wait_for_it(machines: Fleet) -> None:

@@ -18,7 +18,7 @@ from executor_client import ExecutorClient, Session, UnavailableError
 from tests.chaos.conftest import StartDaemon
 from tests.support.daemon import Daemon
 from tests.support.internet.world import RAW_PORT, SUFFIX, Internet
-from tests.support.network import EVERY_SITE, networked_session, policy, proxies
+from tests.support.network import EVERY_SITE, networked_session, policy
 from tests.support.polling import eventually
 
 TRANSFERS = 8
@@ -142,38 +142,3 @@ def test_transfers_and_counts_outlive_a_full_disk(
         session.execute("for each in tunnels:\n    each.close()")
         assert eventually(lambda: internet.raw.open == 0)
         assert "incident" not in daemon.log.read_text()
-
-
-def test_a_proxy_that_is_killed_while_the_disk_is_full_is_replaced(
-    start_networked: Callable[[], Daemon], state_dir: Path, internet: Internet
-) -> None:
-    daemon = start_networked()
-    with daemon.client() as client, networked_session(client, *EVERY_SITE) as session:
-        assert session.execute(BEGUN).output == WHOLE
-        with full(state_dir):
-            (first,) = proxies(daemon)
-            first.kill()
-            ended = session.execute("[more(each) for each in tunnels]")
-            assert ended.output == [0] * TRANSFERS
-            assert "the egress proxy was restarted" in ended.logs + session.execute("1").logs
-            assert served(session)
-            assert eventually(lambda: internet.raw.open == 0)
-        assert served(session)
-        assert [each.pid for each in proxies(daemon)] != [first.pid]
-
-
-def test_a_daemon_that_is_killed_while_the_disk_is_full_is_followed_by_one_that_serves(
-    start_networked: Callable[[], Daemon], state_dir: Path, internet: Internet
-) -> None:
-    daemon = start_networked()
-    with daemon.client(reconnect_timeout_s=60.0) as client, networked_session(client, *EVERY_SITE) as session:
-        assert session.execute(BEGUN).output == WHOLE
-        assert eventually(lambda: recorded_bytes(state_dir) == TRANSFERS * MOVED_BYTES)
-        with full(state_dir):
-            daemon.kill()
-            start_networked()
-            assert session.execute("[more(each) for each in tunnels]").output == [0] * TRANSFERS
-            assert eventually(lambda: internet.raw.open == 0)
-            assert served(session)
-        assert served(session)
-        assert eventually(lambda: recorded_bytes(state_dir) > TRANSFERS * MOVED_BYTES)

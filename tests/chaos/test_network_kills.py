@@ -3,10 +3,8 @@ was counted stays counted, later connections are served, and nothing is left ove
 
 from __future__ import annotations
 
-import contextlib
 import json
 import signal
-import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -159,43 +157,6 @@ def hold(session: Session, internet: Internet) -> int:
     return before
 
 
-def test_transfers_in_full_flight_are_counted_as_far_as_they_were_reported(
-    connected: tuple[Daemon, ExecutorClient, Session], internet: Internet
-) -> None:
-    daemon, _, session = connected
-    begun = len(internet.raw.conversations)
-    with executing(session, ENDLESS) as result:
-        only_proxy(daemon).kill()
-    ended = result.result()
-    received = received_until_the_end(ended)
-    usage = ended.usage.network
-    assert usage.connections == TRANSFERS + 1
-    assert eventually(lambda: internet.raw.open == 0)
-    sent_bytes = sum(each.sent_bytes for each in internet.raw.conversations[begun:])
-    assert 0 < usage.received_bytes <= sent_bytes + 2000
-    assert sum(received) <= sent_bytes
-    closed = [record for record in audited(daemon, "connection_closed") if record["host"] == f"raw.{SUFFIX}"]
-    assert len(closed) == TRANSFERS
-    assert {record["reason"] for record in closed} == {"proxy_ended"}
-
-
-def test_a_proxy_that_is_killed_again_and_again_is_started_again(
-    connected: tuple[Daemon, ExecutorClient, Session],
-) -> None:
-    daemon, _, session = connected
-    session.execute(CONNECT)
-    seen = set()
-    for _ in range(3):
-        result = session.execute("hello()")
-        assert (result.output, result.usage.network.connections) == ("hello from outside\n", 1)
-        proxy = only_proxy(daemon)
-        seen.add(proxy.pid)
-        proxy.kill()
-        proxy.wait(10)
-    assert session.execute("hello()").output == "hello from outside\n"
-    assert len(seen) == 3
-
-
 def test_a_killed_daemon_ends_the_transfers_and_the_next_one_serves_the_session(
     start_networked: Callable[..., Daemon], internet: Internet
 ) -> None:
@@ -218,34 +179,6 @@ def test_a_killed_daemon_ends_the_transfers_and_the_next_one_serves_the_session(
             "try:\n    connect('elsewhere.example:443')\nexcept OSError as error:\n    said = str(error)\nsaid"
         )
         assert "403" in refused.output
-
-
-def test_the_bytes_of_a_session_are_bounded_across_a_killed_daemon(
-    start_networked: Callable[..., Daemon], directory: Path, internet: Internet
-) -> None:
-    left_bytes, overrun_bytes = 1_000_000, 512 * 1024
-    rules = policy(max_received_bytes=TRANSFERS * HELD_BYTES + left_bytes)
-    (directory / "policy.toml").write_text(rules)
-    daemon = start_networked()
-    with daemon.client(reconnect_timeout_s=60.0) as client, networked_session(client, *EVERY_SITE) as session:
-        hold(session, internet)
-        # Bytes since the last sweep of the sessions die with the daemon.
-        assert eventually(lambda: recorded_bytes(daemon) == TRANSFERS * HELD_BYTES)
-        daemon.kill()
-        start_networked()
-        assert session.execute("[thread.join() for thread in threads]").error is None
-        transferred = session.execute("transfer(0, 'source 50000000\\n', ended, received)\nreceived[0]")
-        more = transferred.output - HELD_BYTES
-        assert left_bytes <= more <= left_bytes + overrun_bytes
-        refused = session.execute("try:\n    hello()\nexcept OSError as error:\n    said = str(error)\nsaid")
-        assert "403" in refused.output or "429" in refused.output
-
-
-def recorded_bytes(daemon: Daemon) -> int:
-    """Returns the bytes that sessions have received, as the next daemon will know it."""
-    with contextlib.closing(sqlite3.connect(daemon.state_dir / "registry.db")) as database:
-        rows = database.execute("SELECT network FROM sessions").fetchall()
-    return sum(int(json.loads(row[0])["received_bytes"]) for row in rows)
 
 
 def test_a_connection_that_is_begun_without_a_daemon_waits_for_the_next_one(

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 
 import pytest
 
-from executor_client import Process, ProcessOutput, ProcessOutputCut
+from executor_client import ProcessOutput
 from tests.chaos.observe import WAIT_S
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
-from tests.support.rounds import rounds
-
-KILLS = rounds(10, 2)
-LINES = 3000
-ALL_LINES = "".join(f"line {number}\n" for number in range(LINES)).encode()
 
 ECHO = """
 import socket, threading
@@ -31,25 +24,6 @@ print("listening")
 while True:
     threading.Thread(target=serve, args=(listener.accept()[0],)).start()
 """
-
-
-def follow(threads: ThreadPoolExecutor, process: Process) -> Future[bytes]:
-    """Reads a process to its end in a thread; goes on when it has said something."""
-    spoke = threading.Event()
-
-    def read() -> bytes:
-        said = bytearray()
-        for event in process:
-            assert not isinstance(event, ProcessOutputCut), "output was dropped"
-            assert isinstance(event, ProcessOutput)
-            said += event.data
-            spoke.set()
-        assert process.result is not None and process.result.succeeded, process.result
-        return bytes(said)
-
-    future = threads.submit(read)
-    assert spoke.wait(WAIT_S)
-    return future
 
 
 def test_input_that_was_given_before_the_kill_is_given_once(restart_on_each: Callable[[], Daemon]) -> None:

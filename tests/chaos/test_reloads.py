@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -74,11 +73,10 @@ class PolicyAuthor:
 
 
 @pytest.mark.timeout(240)
-@pytest.mark.parametrize("on_reload", ["keep", "tighten"])
 def test_reloads_under_load_lose_nothing_and_every_result_names_a_policy_of_its_time(
-    start: StartDaemon, directory: Path, on_reload: str
+    start: StartDaemon, directory: Path
 ) -> None:
-    author = PolicyAuthor(directory, on_reload)
+    author = PolicyAuthor(directory, "tighten")
     daemon = start(CONFIG.format(path=author.path))
     executed: list[tuple[int, str, int]] = []
     created: list[tuple[int, str, int]] = []
@@ -105,7 +103,6 @@ def test_reloads_under_load_lose_nothing_and_every_result_names_a_policy_of_its_
 
     with daemon.client() as client, ThreadPoolExecutor(SESSIONS + 1) as threads:
         sessions = [client.create_session() for _ in range(SESSIONS)]
-        first = author.fingerprints[0]
         jobs = [threads.submit(work, session) for session in sessions]
         jobs.append(threads.submit(come_and_go, client))
         try:
@@ -116,11 +113,8 @@ def test_reloads_under_load_lose_nothing_and_every_result_names_a_policy_of_its_
         counts = [job.result(WAIT_S) for job in jobs]
         assert min(counts) > 1
         assert author.all_were_in_force(created)
-        if on_reload == "keep":
-            assert {fingerprint for _, fingerprint, _ in executed} == {first}
-        else:
-            assert author.all_were_in_force(executed)
-            assert len({fingerprint for _, fingerprint, _ in executed}) > RELOADS // 2
+        assert author.all_were_in_force(executed)
+        assert len({fingerprint for _, fingerprint, _ in executed}) > RELOADS // 2
         for session in sessions:
             assert session.generation == 1
             session.close()
@@ -141,21 +135,6 @@ def test_a_policy_that_is_written_piece_by_piece_is_taken_when_it_is_whole(start
         assert eventually(lambda: client.get_policy().policy.version == "1")
         assert eventually(lambda: not client.list_sessions())
         assert daemon.log.read_text().count("policy_refused") == 1
-
-
-def test_garbage_in_the_place_of_the_policy_changes_nothing_whatever_asks_for_it(
-    start: StartDaemon, directory: Path
-) -> None:
-    author = PolicyAuthor(directory, "end")
-    daemon = start(CONFIG.format(path=author.path))
-    with daemon.client() as client, client.create_session() as session:
-        author.path.write_bytes(b"\x00\xff garbage " * 1000)
-        assert eventually(lambda: "policy_refused" in daemon.log.read_text())
-        daemon.process.send_signal(signal.SIGHUP)
-        assert eventually(lambda: daemon.log.read_text().count("policy_refused") == 2)
-        assert session.execute("6 * 7").output == 42
-        assert client.create_session().policy.fingerprint == author.fingerprints[0]
-        author.bring_into_force(client)
 
 
 def test_a_session_is_held_to_the_new_policy_though_the_daemon_is_killed_right_after_the_reload(
@@ -185,20 +164,14 @@ def test_a_session_is_held_to_the_new_policy_though_the_daemon_is_killed_right_a
         session.close()
 
 
-@pytest.mark.parametrize("on_reload", ["keep", "end"])
 def test_a_policy_that_changed_while_no_daemon_ran_is_followed_at_its_start(
-    start: StartDaemon, directory: Path, on_reload: str
+    start: StartDaemon, directory: Path
 ) -> None:
-    author = PolicyAuthor(directory, on_reload)
+    author = PolicyAuthor(directory, "end")
     daemon: Daemon = start(CONFIG.format(path=author.path))
     with daemon.client() as client:
-        session = client.create_session()
-        session.execute("x = 6")
+        client.create_session()
         daemon.kill()
         author.write("os")
         start(CONFIG.format(path=author.path))
-        if on_reload == "keep":
-            result = session.execute("x * 7")
-            assert (result.output, result.policy_fingerprint) == (42, author.fingerprints[0])
-            session.close()
         assert eventually(lambda: not client.list_sessions())

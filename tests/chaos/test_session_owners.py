@@ -23,7 +23,7 @@ from tests.support.rounds import rounds
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
-RUNS = int(os.environ.get("EXECUTOR_TEST_RUNS", rounds(20, 6)))
+RUNS = int(os.environ.get("EXECUTOR_TEST_RUNS", rounds(20, 3)))
 QUICK = "pool.size = 0"
 
 CLIENT = """
@@ -92,14 +92,6 @@ def test_a_killed_clients_session_ends_after_its_grace_and_it_is_written_down_wh
     assert eventually(lambda: "its client was silent for too long" in daemon.log.read_text())
 
 
-def test_a_stopped_process_holds_nothing_beyond_the_grace(start: StartDaemon) -> None:
-    """Its connection is open all the time; its peer is stopped."""
-    daemon = start(QUICK)
-    with daemon.client() as watcher, client_process(daemon, 1.0) as client:
-        client.process.send_signal(signal.SIGSTOP)
-        assert eventually(lambda: not watcher.list_sessions(), timeout_s=WAIT_S)
-
-
 def test_a_connection_that_breaks_again_and_again_loses_nothing(start: StartDaemon) -> None:
     daemon = start(QUICK)
     proxying = CuttingProxy(daemon.state_dir.parent / "p", daemon.state_dir / "executor.sock")
@@ -108,28 +100,13 @@ def test_a_connection_that_breaks_again_and_again_loses_nothing(start: StartDaem
         daemon.client() as watcher,
         client_process(daemon, 3.0, address=proxy.address) as client,
     ):
-        for _ in range(4):
+        for _ in range(2):
             proxy.cut()
             let_a_grace_pass(daemon, watcher)
         assert client.ask() == "7"
 
 
 # -- daemons
-
-
-def test_a_killed_daemons_sessions_go_on_with_their_clients_and_end_with_them(start: StartDaemon) -> None:
-    first = start(QUICK)
-    with client_process(first, 2.0) as client, client_process(first, 2.0) as doomed:
-        first.kill()
-        doomed.process.kill()
-        second = start(QUICK)
-        with second.client() as watcher:
-            assert ids(watcher) == {client.session_id, doomed.session_id}, "each has its whole grace"
-            assert eventually(lambda: ids(watcher) == {client.session_id}, timeout_s=WAIT_S)
-            let_a_grace_pass(second, watcher)
-            assert client.ask() == "7"
-            client.process.kill()
-            assert eventually(lambda: not watcher.list_sessions(), timeout_s=WAIT_S)
 
 
 @pytest.mark.parametrize("how", ["gone", "stopped"])

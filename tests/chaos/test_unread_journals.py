@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from executor_client import Outcome
 from tests.chaos.conftest import StartDaemon
 from tests.chaos.test_daemon_deaths import NO_POOL, leave_after_the_first_event
 from tests.support.memory import growth_of
@@ -37,26 +36,3 @@ def test_what_many_sessions_print_unread_is_bounded_for_the_daemon(start: StartD
         assert result.logs == "1\n" + ("x" * 1000 + "\n") * 12_000
         for session in sessions:
             session.close()
-
-
-def test_a_cancelled_execution_that_nobody_reads_ends(start: StartDaemon) -> None:
-    """It never did, and every request to its session waited for ever."""
-    daemon = start(f"{NO_POOL}\nsessions.journal_bytes = 100_000")
-    limits = {"output_bytes": 16 * MIB}
-    with (
-        daemon.client() as client,
-        client.create_session(limits=limits, authorized_imports=["os.*", "time"]) as session,
-    ):
-        # The reader leaves before the journal fills: a full one would give up what this reader had.
-        waiting = f"import os, time\nwhile not os.path.exists('go'): time.sleep(0.01)\n{ENDLESS}"
-        leave_after_the_first_event(daemon, session, waiting)
-        session.put_file("go", b"")
-        journal = daemon.state_dir / "journals" / session.session_id
-        assert eventually(lambda: sum(path.stat().st_size for path in journal.iterdir()) > 100_000)
-        session.cancel("full")
-        session.put_file("a.csv", b"1,2")
-        result = session.execute(f"print(1)\n{waiting}", execution_id="full")
-        assert result.outcome is Outcome.CANCELLED
-        assert result.logs.startswith("1\nxxx"), "what was kept"
-        assert result.omitted_output_bytes > 0, "and that it is not all"
-        assert session.execute("6 * 7").output == 42

@@ -8,14 +8,13 @@ from executor_server.policy.audit.chain import AuditKind, Position, as_ascii, re
 from executor_server.policy.audit.connection_trail import ConnectionTrail
 from executor_server.policy.audit.directory import file_numbers, file_path, read_lines
 from executor_server.policy.audit.fields import (
-    known_of,
-    known_of_execution,
     of_code,
     of_command,
     of_execution,
     of_input,
     of_names,
     of_request,
+    of_session,
     of_state,
     of_tools,
 )

@@ -33,7 +33,6 @@ MAX_LIST_ENTRIES = 64
 MAX_TEXT_CHARS = 512
 # Bytes of a record besides its fields: number, hashes, time and kind.
 _HEAD_BYTES = 512
-_MAX_KNOWN_BYTES = 32 * 1024  # four texts of MAX_TEXT_CHARS, all escaped, and their keys
 _MAX_NUMBER = 2**63
 # Bytes of one character as two surrogates, each escaped.
 _MAX_ESCAPED_BYTES = 12
@@ -147,24 +146,12 @@ class Link:
         return Position(self.seq, self.stated_hash)
 
 
-def encode(
-    after: Position, time: str, kind: AuditKind, fields: Mapping[str, Any], known: bytes = b""
-) -> tuple[bytes, Position]:
-    """Encodes the record that follows `after` as a line; returns its position too. `time` is UTC, in microseconds.
-
-    `known` are fields that go first and were encoded before, by `encode_known`.
-    """
+def encode(after: Position, time: str, kind: AuditKind, fields: Mapping[str, Any]) -> tuple[bytes, Position]:
+    """Encodes the record that follows `after` as a line; returns its position too. `time` is UTC, in microseconds."""
     head = f'{{"seq":{after.seq + 1},"prev":"{after.hash}","time":"{time}","kind":"{kind}"'
-    body = head.encode() + known + _rest(fields, MAX_RECORD_BYTES - _HEAD_BYTES - len(known))
+    body = head.encode() + _rest(fields)
     digest = hashlib.sha256(body).hexdigest()
     return body + _HASH_KEY + digest.encode() + _END, Position(after.seq + 1, digest)
-
-
-def encode_known(fields: Mapping[str, Any]) -> bytes:
-    """Encodes fields that many records have with the same values: a few short texts and numbers."""
-    known = _members(_bounded(dict(fields), MAX_LIST_ENTRIES, MAX_TEXT_CHARS))
-    assert len(known) <= _MAX_KNOWN_BYTES, f"{len(known)} bytes that are in every record"
-    return known
 
 
 def read_link(line: bytes) -> Link | None:
@@ -203,21 +190,21 @@ def as_ascii(value: object) -> str:
 _ENCODER = json.JSONEncoder(ensure_ascii=True, separators=(",", ":"), check_circular=False)
 
 
-def _rest(fields: Mapping[str, Any], most_bytes: int) -> bytes:
+def _rest(fields: Mapping[str, Any]) -> bytes:
     """The fields as they follow the head of a record, cut until they fit."""
     for whole in WHOLE_FIELDS:
         if whole in fields:
-            return _with_whole(fields, whole, most_bytes)
+            return _with_whole(fields, whole)
     text = _members(fields if _is_small(fields) else _bounded(dict(fields), MAX_LIST_ENTRIES, MAX_TEXT_CHARS))
     for entries, chars in _TIGHTER:
-        if len(text) <= most_bytes:
+        if len(text) <= MAX_RECORD_BYTES - _HEAD_BYTES:
             break
         text = _members({**_bounded(dict(fields), entries, chars), "cut": True})
     return text
 
 
-def _with_whole(fields: Mapping[str, Any], name: str, most_bytes: int) -> bytes:
-    others = _rest({key: value for key, value in fields.items() if key != name}, most_bytes)
+def _with_whole(fields: Mapping[str, Any], name: str) -> bytes:
+    others = _rest({key: value for key, value in fields.items() if key != name})
     budget = MAX_CODE_RECORD_BYTES - MAX_RECORD_BYTES
     # Encoding is bounded too: no more than this is escaped only to be thrown away.
     kept = _beginning(fields[name], budget)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from functools import lru_cache
 from typing import Any
 
 from executor_server.core import (
@@ -27,16 +26,13 @@ from executor_server.core import (
     ToolSpec,
 )
 from executor_server.core.lifecycle import StateFacts
-from executor_server.policy.audit.chain import clipped, encode_known
+from executor_server.policy.audit.chain import clipped
 
 MAX_LISTED = 64
 """Names, tools or violations that are listed in a record."""
 
 SHORT_CHARS = 128
 """Characters of an id or a name that a client chose."""
-
-# Sessions, and sets of limits, whose encoded fields are kept: more than a daemon serves at one time, at 0.5 kB each.
-_MAX_KNOWN = 4096
 
 
 def of_principal(principal: Principal) -> dict[str, Any]:
@@ -49,21 +45,6 @@ def of_session(session: SessionFacts) -> dict[str, Any]:
         "session": session.session_id,
         "policy": session.policy.fingerprint,
     }
-
-
-def known_of(session: SessionFacts) -> bytes:
-    """Returns the fields of `of_session`, encoded once for all records of a session under one policy."""
-    return _encoded_session(session.owner.tenant, session.owner.name, session.session_id, session.policy.fingerprint)
-
-
-@lru_cache(_MAX_KNOWN)
-def _encoded_session(tenant: str, principal: str, session_id: str, policy: str) -> bytes:
-    return encode_known({"tenant": tenant, "principal": principal, "session": session_id, "policy": policy})
-
-
-@lru_cache(_MAX_KNOWN)
-def _encoded_limits(limits: ExecutionLimits) -> bytes:
-    return encode_known({"limits": dict(vars(limits))})
 
 
 def of_execution(session: SessionFacts, execution_id: str) -> dict[str, Any]:
@@ -123,15 +104,15 @@ def _of_packages(packages: PackagesSpec | None) -> dict[str, Any]:
     return {"packages": packages.requirements, **lock}
 
 
-def known_of_execution(session: SessionFacts, limits: ExecutionLimits) -> bytes:
-    """Returns the fields that all executions of a session with these limits have, encoded."""
-    return known_of(session) + _encoded_limits(limits)
-
-
-def of_code(session: SessionFacts, execution_id: str, code: str) -> dict[str, Any]:
-    """An execution, with as much of its code as the profile records; what `known_of_execution` has is left out."""
+def of_code(session: SessionFacts, execution_id: str, code: str, limits: ExecutionLimits) -> dict[str, Any]:
+    """An execution, with as much of its code as the profile records."""
     source = code.encode("utf-8", "surrogatepass")
-    fields: dict[str, Any] = {"execution": clipped(execution_id, SHORT_CHARS), "code_bytes": len(source)}
+    fields: dict[str, Any] = {
+        **of_session(session),
+        "limits": vars(limits),
+        "execution": clipped(execution_id, SHORT_CHARS),
+        "code_bytes": len(source),
+    }
     if session.audit.code != "none":
         fields["code_sha256"] = hashlib.sha256(source).hexdigest()
     if session.audit.code == "full":

@@ -142,16 +142,13 @@ class AuditLog:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def write(self, kind: AuditKind, fields: Mapping[str, Any], known: bytes = b"") -> bool:
-        """Writes a record, `known` before `fields`. False: it could not be written, and is counted as lost.
-
-        `known` are fields that were encoded before, once for all records that have them (chain.py).
-        """
+    def write(self, kind: AuditKind, fields: Mapping[str, Any]) -> bool:
+        """Writes a record. False: it could not be written, and is counted as lost."""
         if self._gap is not None and not self._mended():
             self._lose(kind)
             return False
         try:
-            self._append(kind, fields, known)
+            self._append(kind, fields)
         except OSError as error:
             self._fail(error)
             self._lose(kind)
@@ -170,8 +167,8 @@ class AuditLog:
             await self._flush()
         return self._flushed_seq >= wanted
 
-    def _append(self, kind: AuditKind, fields: Mapping[str, Any], known: bytes = b"") -> None:
-        self.stats.bytes += self._files.append(_now(), kind, fields, known)
+    def _append(self, kind: AuditKind, fields: Mapping[str, Any]) -> None:
+        self.stats.bytes += self._files.append(_now(), kind, fields)
         self.stats.records += 1
 
     # -- the disk --------------------------------------------------------------------------------------------------

@@ -211,13 +211,13 @@ class AuditFiles:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def append(self, time: str, kind: AuditKind, fields: Mapping[str, Any], known: bytes = b"") -> int:
-        """Writes a record and returns its size in bytes. `known`: see `encode`. Raises OSError."""
-        line, after = encode(self.position, time, kind, fields, known)
+    def append(self, time: str, kind: AuditKind, fields: Mapping[str, Any]) -> int:
+        """Writes a record and returns its size in bytes. Raises OSError."""
+        line, after = encode(self.position, time, kind, fields)
         if self._size_bytes and self._size_bytes + len(line) > self._max_file_bytes:
             self._next_file()
             self._remove_oldest(time)
-            line, after = encode(self.position, time, kind, fields, known)
+            line, after = encode(self.position, time, kind, fields)
         self._write(line, after)
         return len(line)
 

@@ -36,7 +36,6 @@ from executor_server.policy.audit.chain import AuditKind, clipped
 from executor_server.policy.audit.fields import (
     MAX_LISTED,
     SHORT_CHARS,
-    known_of,
     of_execution,
     of_principal,
     of_session,
@@ -120,7 +119,7 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
             "is_final_answer": bool(result.final_answer_call_id),
         }
         there = {name: value for name, value in fields.items() if value is not None}
-        self._log.write(AuditKind.EXECUTION_ENDED, there, known_of(session))
+        self._log.write(AuditKind.EXECUTION_ENDED, {**of_session(session), **there})
 
     def state_exported(self, session: SessionFacts, state: StateFacts) -> None:
         self._log.write(AuditKind.STATE_EXPORTED, {**of_session(session), **of_state(state)})

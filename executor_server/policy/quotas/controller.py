@@ -29,13 +29,12 @@ from executor_server.core.lifecycle import AdmissionController, Answer, StateFac
 from executor_server.policy.audit import (
     AuditKind,
     AuditLog,
-    known_of,
-    known_of_execution,
     of_code,
     of_command,
     of_input,
     of_names,
     of_request,
+    of_session,
     of_state,
     of_tools,
 )
@@ -77,9 +76,8 @@ class Admission(AdmissionController):
     ) -> Callable[[], None]:
         release = self._quotas.reserve_execution(session, execution_id, limits)
         try:
-            kind, fields = AuditKind.EXECUTION_REQUESTED, of_code(session, execution_id, code)
-            known = known_of_execution(session, limits)
-            await self._record(kind, fields, fail_closed=session.audit.fail_closed, known=known)
+            fields = of_code(session, execution_id, code, limits)
+            await self._record(AuditKind.EXECUTION_REQUESTED, fields, fail_closed=session.audit.fail_closed)
         except BaseException:
             release()
             raise
@@ -93,7 +91,7 @@ class Admission(AdmissionController):
         arguments = call.arguments
         size_bytes = len(arguments) if isinstance(arguments, bytes) else arguments.size_bytes
         fields = {"execution": execution_id, "call": call.call_id, "tool": call.name, "argument_bytes": size_bytes}
-        written = self._log is not None and self._log.write(AuditKind.TOOL_CALLED, fields, known_of(session))
+        written = self._log is not None and self._log.write(AuditKind.TOOL_CALLED, {**of_session(session), **fields})
         _require(written, fail_closed=session.audit.fail_closed)
 
     async def tool_answer(self, session: SessionFacts, execution_id: str, answer: Answer) -> None:
@@ -146,13 +144,11 @@ class Admission(AdmissionController):
         await self._record_in(session, AuditKind(kind), facts)
 
     async def _record_in(self, session: SessionFacts, kind: AuditKind, fields: Mapping[str, Any]) -> None:
-        await self._record(kind, fields, fail_closed=session.audit.fail_closed, known=known_of(session))
+        await self._record(kind, {**of_session(session), **fields}, fail_closed=session.audit.fail_closed)
 
-    async def _record(
-        self, kind: AuditKind, fields: Mapping[str, Any], *, fail_closed: bool, known: bytes = b""
-    ) -> None:
+    async def _record(self, kind: AuditKind, fields: Mapping[str, Any], *, fail_closed: bool) -> None:
         log = self._log
-        written = log is not None and log.write(kind, fields, known) and await log.durable()
+        written = log is not None and log.write(kind, fields) and await log.durable()
         _require(written, fail_closed=fail_closed)
 
 

@@ -18,7 +18,6 @@ from executor_server.policy.audit.chain import (
     AuditKind,
     Position,
     encode,
-    encode_known,
     read_fields,
     read_link,
 )
@@ -54,25 +53,6 @@ def test_texts_of_ordinary_length_come_back_as_they_were(fields: dict[str, str])
     found = read_fields(line_of(fields))
     assert found is not None
     assert {key: found[key] for key in fields} == fields
-
-
-@given(
-    st.dictionaries(st.sampled_from(["tenant", "session"]), HOSTILE),
-    st.dictionaries(st.sampled_from(["path", "names", "x"]), VALUES),
-)
-def test_fields_that_were_encoded_before_make_the_record_that_all_fields_make(
-    known: dict[str, Any], fields: dict[str, Any]
-) -> None:
-    line, position = encode(GENESIS, TIME, AuditKind.TOOL_CALLED, fields, encode_known(known))
-    assert (line, position) == encode(GENESIS, TIME, AuditKind.TOOL_CALLED, {**known, **fields})
-    assert len(line) <= MAX_RECORD_BYTES
-
-
-def test_what_does_not_fit_beside_known_fields_is_cut() -> None:
-    known = encode_known({"tenant": "\U0001f600" * 512, "session": "\U0001f600" * 512})
-    line, _ = encode(GENESIS, TIME, AuditKind.TOOL_CALLED, {"names": ["\U0001f600" * 500] * 64}, known)
-    assert len(line) <= MAX_RECORD_BYTES
-    assert json.loads(line)["cut"] is True
 
 
 def test_the_hash_is_that_of_the_bytes_before_it() -> None:

@@ -124,11 +124,11 @@ images: $(STAMP)  ## Build the images of images/ and try each (IMAGES="base data
 
 .PHONY: bench-images
 bench-images: $(STAMP)  ## Build the images that the benchmarks compare with
-	@$(BIN)/python tools/bench_images.py $(if $(BASE),--base $(BASE))
+	@$(BIN)/python tools/build_images.py bench $(if $(BASE),--base $(BASE))
 
 .PHONY: test-images
 test-images: $(STAMP)  ## Build the image of the tests of sandboxes with a network
-	@$(BIN)/python tools/test_images.py $(if $(BASE),--base $(BASE))
+	@$(BIN)/python tools/build_images.py test $(if $(BASE),--base $(BASE))
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Prove
@@ -213,13 +213,8 @@ check-unasync: $(STAMP)
 
 .PHONY: docs
 docs: $(STAMP)  ## Write the generated parts of docs/, and build the site of all pages into site/
-	@$(BIN)/python tools/settings_docs.py
-	@$(BIN)/python tools/metrics_docs.py
+	@$(BIN)/python tools/page_parts.py
 	@$(BIN)/python tools/ops.py
-	@$(BIN)/python tools/features_docs.py
-	@$(BIN)/python tools/backends_docs.py
-	@$(BIN)/python tools/integrations_docs.py
-	@$(BIN)/python tools/facades_docs.py
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build
 
 # ---------------------------------------------------------------------------------------------------------------------

@@ -94,7 +94,6 @@ def integrations(session: nox.Session, entry: dict[str, Any]) -> None:
     for place in os.environ.get("PLACES", ",".join(PLACES)).split(","):
         env = {"REQUIRED_BACKENDS": "docker" if place == "docker" else "local", **PLACES[place]}
         session.run("pytest", *options, f"tests/frameworks/test_{name}.py", *session.posargs, env=env)
-    session.run("python", "tools/integrations_docs.py")
 
 
 @nox.session(python=sys.executable)
@@ -116,7 +115,6 @@ def facades(session: nox.Session, client: dict[str, Any]) -> None:
         # The daemon and the gateway run in the environment that nox is from.
         gateway = (sys.executable, "-m", "tests.facades", "--form", form)
         session.run(*gateway, *command, *session.posargs, external=True, env={"NODE_PATH": f"{directory}/node_modules"})
-    session.run(sys.executable, "tools/facades_docs.py", external=True)
 
 
 def _install(session: nox.Session, extras: str, *packages: str) -> None:

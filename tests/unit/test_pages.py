@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -36,6 +38,12 @@ def _anchors(page: Path) -> set[str]:
     """Names that Markdown gives the headings: lower case, without punctuation, with hyphens for blanks."""
     headings = re.findall(r"^#+ (.*)$", _prose(page), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_parts_that_are_made_from_code_and_tables_are_up_to_date() -> None:
+    command = [sys.executable, "tools/page_parts.py", "--check"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=110, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 @pages

@@ -1,10 +1,8 @@
-"""docs/policy.md is generated from the models, and its examples work."""
+"""The example of docs/policy.md works."""
 
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,12 +21,6 @@ def example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     Path("policy.toml").write_text(found)
     return Path("policy.toml")
-
-
-def test_the_pages_are_what_the_generator_makes() -> None:
-    command = [sys.executable, "tools/settings_docs.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_example_can_be_used(example: Path) -> None:

@@ -1,9 +1,4 @@
-"""Writes docs/policy.md and docs/configuration.md: introductions beside this file, and every key, from the models.
-
-    python tools/settings_docs.py [--check]
-
-`--check` writes nothing, and fails when a page is not what would be written.
-"""
+"""The keys of the policy file and of the configuration as tables of Markdown, made from the models."""
 
 from __future__ import annotations
 
@@ -15,16 +10,11 @@ from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin
 
 from annotated_types import Ge, Gt, Le, Lt
-from pages import write_or_check
 from pydantic import AfterValidator, PlainValidator
 from pydantic.fields import FieldInfo
 
-from executor_server.core.config.config import Config
 from executor_server.core.config.key_types import Form, ReadForm, Section, WrittenSize
-from executor_server.policy.file import PolicyFile
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAGES: dict[str, type[Section]] = {"policy": PolicyFile, "configuration": Config}
 # Defaults that depend on the host or the user, in words.
 MADE_DEFAULTS = {
     "sessions.max_sessions": "*by memory*",
@@ -61,10 +51,9 @@ class Table:
                 yield Table(f"{self.path}.{name}{entry}".removeprefix("."), meaning, model)
 
 
-def document(name: str) -> str:
-    """A page as it should be."""
-    introduction = Path(__file__).with_name(f"{name}_intro.md").read_text()
-    return introduction + "\n" + "\n".join(_lines([Table("", "", PAGES[name])]))
+def lines(model: type[Section]) -> Iterator[str]:
+    """Returns every key of a file, table by table."""
+    return _lines([Table("", "", model)])
 
 
 def _lines(tables: Sequence[Table]) -> Iterator[str]:
@@ -172,8 +161,3 @@ def _number(kind: type, metadata: Sequence[Any]) -> str:
     bounds = [(words[type(each)], astuple(each)[0]) for each in metadata if type(each) in words]
     size = ['or text like `"8GB"`'] if WrittenSize in metadata else []
     return " ".join([noun, *(f"{word} {_toml(bound)}" for word, bound in bounds if bound < NO_BOUND), *size])
-
-
-if __name__ == "__main__":
-    for page in PAGES:
-        write_or_check(DOCS / f"{page}.md", document(page))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import sys
 import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
@@ -49,8 +50,10 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ["XDG_CACHE_HOME"] = str(CACHE_DIRECTORY)
     for variable in ("EXECUTOR_ADDRESS", "EXECUTOR_TOKEN", "EXECUTOR_CONFIG", "EXECUTOR_STATE_DIR"):
         os.environ.pop(variable, None)
-    # A daemon that may not keep its bytecode compiles 300 modules at each start, which costs more than the rest of it.
+    # A daemon that may not keep its bytecode compiles 300 modules at each start, which costs more than the rest of it;
+    # a worker that may not rewrites the assertions of all tests, half of its collection.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    sys.dont_write_bytecode = False
     if config.getoption("all"):
         os.environ[rounds.VARIABLE] = "all"
         rounds.ALL = True

@@ -17,7 +17,7 @@ from tests.contract.harness import PRINCIPAL, Harness, supervisor_of
 from tests.support.attacks import LINK, WAIT
 from tests.support.polling import eventually_async
 
-LOCAL = pytest.mark.parametrize("harness", ["local"], indirect=True)
+pytestmark = pytest.mark.parametrize("shared_harness", ["local"], indirect=True)
 
 
 def tool(text: str, name: str = "tool") -> ToolSpec:
@@ -44,7 +44,6 @@ ENDS = {
 }
 
 
-@LOCAL
 async def test_a_tool_that_ends_its_interpreter_is_refused_and_the_session_goes_on(harness: Harness) -> None:
     session = await harness.session()
     await session.register_tools([GOOD])
@@ -64,7 +63,6 @@ async def test_a_tool_that_ends_its_interpreter_is_refused_and_the_session_goes_
     assert await eventually_async(lambda: supervisor.num_fds() <= descriptors)
 
 
-@LOCAL
 async def test_a_forged_answer_registers_what_only_its_own_code_believes(harness: Harness) -> None:
     """The control: a well-formed lie is accepted. The real answer behind it then costs the interpreter."""
     session = await harness.session()
@@ -82,7 +80,6 @@ async def test_a_forged_answer_registers_what_only_its_own_code_believes(harness
     assert (last.output, last.state, last.ended.generation) == ("good", "kept", run.ended.generation)
 
 
-@LOCAL
 async def test_names_of_missing_modules_that_no_frame_has_room_for(harness: Harness) -> None:
     session = await harness.session()
     names = "json.dumps([chr(0x10000) * 256] * 1000).encode()"
@@ -94,7 +91,6 @@ async def test_names_of_missing_modules_that_no_frame_has_room_for(harness: Harn
     assert (await harness.run(other, "40 + 2")).output == 42
 
 
-@LOCAL
 async def test_a_tool_that_never_returns_holds_up_its_own_session_only(harness: Harness) -> None:
     session, other = await harness.session(), await harness.session()
     await other.register_tools([GOOD])
@@ -109,7 +105,6 @@ async def test_a_tool_that_never_returns_holds_up_its_own_session_only(harness: 
     assert [event.kind async for event in waiting.events()]
 
 
-@LOCAL
 async def test_a_tool_that_takes_all_memory_is_refused(harness: Harness) -> None:
     session = await harness.session(memory_bytes=128 * 1024 * 1024)
     await session.register_tools([GOOD])
@@ -118,7 +113,6 @@ async def test_a_tool_that_takes_all_memory_is_refused(harness: Harness) -> None
     assert (await harness.run(session, "good()")).output == "good"
 
 
-@LOCAL
 async def test_values_that_refer_to_themselves_or_were_made_by_another_client(harness: Harness) -> None:
     session = await harness.session()
     cycle: list[object] = []
@@ -132,7 +126,6 @@ async def test_values_that_refer_to_themselves_or_were_made_by_another_client(ha
     assert (await harness.run(session, "tool()")).output is True
 
 
-@LOCAL
 async def test_what_a_tool_makes_of_its_interpreter_stays_there(harness: Harness) -> None:
     session, other = await harness.session(imports=("math",)), await harness.session()
     text = """
@@ -154,7 +147,6 @@ def tool():
     assert (await harness.run(other, "divmod(5, 2)")).output == (2, 1)
 
 
-@LOCAL
 async def test_a_call_that_is_forged_for_a_shipped_tool_reaches_no_client(harness: Harness) -> None:
     """The client answers no tool of its name, however the interpreter asks."""
     session = await harness.session()
@@ -182,7 +174,6 @@ def tool(what):
 """
 
 
-@LOCAL
 async def test_the_rules_of_the_language_hold_behind_a_tool_as_behind_a_library(harness: Harness) -> None:
     spec = replace(harness.spec(imports=("math",)), refused_language=LANGUAGE_RULES)
     session = await harness.manager.create(PRINCIPAL, SessionRequest("request", spec))

@@ -111,6 +111,27 @@ LONG = (
     Long(_OUTCOMES, "test_a_time_limit_during_the_import", _LOCAL_TOO, _OTHERS),
     Long(_OUTCOMES, "test_a_handler_of_signals", _LOCAL_TOO, _OTHERS),
     Long(_OUTCOMES, "test_a_timer_that", _LOCAL_TOO, _OTHERS),
+    # What a program says to its supervisor, the supervisor finds the same on each backend.
+    *(
+        Long("tests/security/test_interpreter_link.py", test, _LOCAL_TOO, _DOCKER)
+        for test in (
+            "test_a_lie",
+            "test_a_program",
+            "test_a_forged",
+            "test_forged",
+            "test_a_tool",
+            "test_the_id",
+            "test_lies",
+        )
+    ),
+    *(
+        Long("tests/security/test_hostile_descriptors.py", test, _LOCAL_TOO, _DOCKER)
+        for test in ("test_a_large_message", "test_refused_messages")
+    ),
+    *(
+        Long("tests/security/test_supervisor.py", test, _LOCAL_TOO, _DOCKER)
+        for test in ("test_attacks_on", "test_what_a_program", "test_a_prelude", "test_odd_files", "test_a_directory")
+    ),
     Long(_FITNESS, "test_an_interpreter_that_is_left", _LOCAL_AND_SOME, _OTHERS, but=("no descriptors",)),
     Long(_FITNESS, "test_a_program_may_close", _LOCAL_AND_SOME, _OTHERS, but=("descriptors",)),
     Long(_STATE, "test_a_hostile_reduce", _LOCAL_AND_SOME, _OTHERS, but=("import os; os._exit(1)",)),
@@ -293,6 +314,7 @@ LONG = (
     ),
     Long("tests/contract/test_pythons.py", "test_", "CPython 3.9 and 3.13", ("3.10", "3.11", "3.12")),
     Long("tests/unit/guest/checks/test_instrumentation.py", "test_", "CPython 3.9 and 3.13", ("3.10", "3.11", "3.12")),
+    Long("tests/unit/guest/cloud/test_relay.py", "test_both", "CPython 3.9 and 3.13", ("3.10", "3.11", "3.12")),
     Long(
         "tests/integration/test_state_pythons.py",
         "test_a_state_goes",

@@ -8,8 +8,6 @@ from hypothesis import strategies as st
 
 from executor_server.guest.watches.changes import MAX_WAITING, Changes
 
-KINDS = ("created", "changed", "deleted")
-
 
 def taken(changes: Changes, most: int = 1000, most_chars: int = 10**6) -> list[tuple[str, str]]:
     return [(each.path, each.kind) for each in changes.take(most, most_chars)[0]]

@@ -18,7 +18,7 @@ from executor_server.guest.checks.meter import OperationLimitExceeded
 from tests.support.agent_program import Agent
 from tests.support.rounds import rounds
 
-PROGRAMS = rounds(80, 40)
+PROGRAMS = rounds(80, 20)
 BUDGET = 100_000
 
 _PRELUDE = """

@@ -185,7 +185,7 @@ def module_names() -> set[str]:
 
 
 def _installed() -> list[str]:
-    """Lists modules beside those of Python. A directory that is missing, or can't be read, has none."""
+    """Lists installed modules that are not Python's own. A directory that is missing, or can't be read, has none."""
     version = f"python{sys.version_info[0]}.{sys.version_info[1]}"
     roots = {sys.prefix, os.path.dirname(os.path.dirname(sys.executable)), "/usr", "/usr/local"}
     below = (f"{version}/site-packages", f"{version}/dist-packages", "python3/dist-packages")

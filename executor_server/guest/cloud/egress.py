@@ -1,7 +1,7 @@
 """`python3 GUEST egress SOCKET NONCE`: serves the sandbox's way out in a machine of the cloud.
 
 The daemon can't take the listener of a sandbox in a machine that is not its own, so the proxy comes to the listener: a
-command like the relay (relay.py), as root beside the sandbox, in the machine's own network. Agent code can neither see
+command like the relay (relay.py), as root next to the sandbox, in the machine's own network. Agent code can neither see
 nor signal it. Its streams carry the protocol of egress/control_protocol.py as numbered lines of text (wire/lines.py),
 and two messages more, before all others:
 
@@ -10,11 +10,11 @@ and two messages more, before all others:
     done     number                    the listener is served as soon as a session is bound to it
 
 Invariant: one process serves a listener. The daemon starts another one where a stream broke, and the earlier one may
-not have noticed. So a process takes a lock beside the socket before it asks for the listener, and kills the process
+not have noticed. So a process takes a lock next to the socket before it asks for the listener, and kills the process
 that holds the lock. The directory is root's alone, so the number in the file is that of a predecessor.
 
 A process without a daemon must not go on: what it moves would not be counted, and could not be forbidden. It ends when
-a stream closes, and when nothing was heard for _SILENCE_S; the daemon asks something more often.
+a stream closes, and when nothing was heard for _SILENCE_S; the daemon sends requests more often than that.
 
 No TLS is terminated here and no secret known: the machine is the cloud's.
 """

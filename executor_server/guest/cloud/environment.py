@@ -19,7 +19,7 @@ _PIECE_BYTES = 65_536
 
 
 class Environment:
-    """The archive, of so many parts, and the version of the Python that it was made for."""
+    """The archive, its number of parts, and the version of Python it was made for."""
 
     __slots__ = ("archive", "parts", "version")
 

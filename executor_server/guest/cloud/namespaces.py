@@ -1,8 +1,8 @@
 """`python3 GUEST namespaces CONFIG`: makes a sandbox inside a cloud machine, and starts the guest in it.
 
 Theory of operation. The machine is a wall towards everything outside it. Inside, without this module, agent code would
-run beside the cloud's own agent, which takes orders on localhost, and as a user that can become root. So the guest gets
-the same inner walls as the other backends give it: namespaces of its own (processes, mounts, network, ipc, names),
+run next to the cloud's own agent, which takes orders on localhost, and as a user that can become root. So the guest
+gets the same inner walls as from the other backends: namespaces of its own (processes, mounts, network, ipc, names),
 files that it can only read apart from memory of a bounded size, a user id that no list names, no capabilities and no
 path to any, resource limits, and a filter of system calls.
 

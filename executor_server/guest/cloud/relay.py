@@ -2,7 +2,7 @@
 
 Where the daemon can reach a sandbox only by starting commands in a cloud machine, each of its connections is such a
 command: standard input goes to the socket, the socket to standard output, as lines of text (lines.py). It runs as root
-beside the sandbox, outside its pid, mount and network namespaces: agent code can neither see nor signal it, and its
+next to the sandbox, outside its pid, mount and network namespaces: agent code can neither see nor signal it, and its
 memory, which holds the daemon's frames for a moment, needs no other protection.
 
 One thread; nothing in it blocks. Each direction holds a bounded number of bytes, so an end that does not read makes the

@@ -102,7 +102,7 @@ class Connection:
                 await self._refuse(refusal)
             except (Ended, OSError, DeadlinePassed):
                 raise
-            except Exception as error:  # noqa: BLE001 - a mistake of ours, of which the program gets an answer too
+            except Exception as error:  # noqa: BLE001 - the program gets an answer to our bugs too
                 reason = reasons.PROXY_FAILED
                 await self._refuse(failure(error))
         except Ended as ended:

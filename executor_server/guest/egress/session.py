@@ -344,5 +344,5 @@ class Session:
         self._room.taken -= 1
         connection.close(reasons.BROKEN)  # where the task was cancelled before it ran
         if not task.cancelled() and (error := task.exception()) is not None:
-            # Our bug. It costs this connection, and is said aloud.
+            # Our bug. It costs this connection, and is reported.
             self._loop.call_exception_handler({"message": "a connection of the proxy failed", "exception": error})

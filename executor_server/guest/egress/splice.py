@@ -113,7 +113,7 @@ class Splice:
             self._half_closed_timer = self._loop.call_later(self.limits.half_closed_s, self._check_half_closed)
 
     def _check_half_closed(self) -> None:
-        """A tunnel of which one side has ended may stay silent for so long only, or a flood of them would stay."""
+        """A tunnel with one ended side may stay silent only this long, or a flood of such tunnels would stay."""
         moved = self._up.moved + self._down.moved
         if moved == self._moved_before:
             self.end(Ended(reasons.ENDED))

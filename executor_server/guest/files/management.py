@@ -33,7 +33,7 @@ _SWAPPED = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP)
 
 
 def manage(root: str, request: ManageFile) -> Union[FileEntry, Removal, None]:
-    """Does what is asked for; a removal of a directory has only begun. Raises PathRefused."""
+    """Performs the request; the removal of a directory has only begun. Raises PathRefused."""
     return _ACTIONS[request.action](root, request)
 
 

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 _ENDED = (b"Z", b"X")
 _STOPPED = (b"T", b"t")
 _PF_EXITING = 0x4
-# Looks at the processes that find a new one. Each look stops the processes it finds. After so many, a fork bomb has
-# reached its limit of processes, because stopped ones count.
+# Scans that may find new processes. Each scan stops the processes it finds. By then a fork bomb has reached its limit,
+# because stopped processes count.
 _STOP_ROUNDS = 256
-# Looks at the processes of one kernel session. Each look kills the processes it finds.
+# Scans of the processes of one kernel session. Each scan kills the processes it finds.
 _KILL_ROUNDS = 64
 # Seconds for processes to end after they were killed, and between two looks.
 _END_TIME_S = 10.0

@@ -160,7 +160,7 @@ class _Copies:
         reader, writer = os.pipe2(os.O_CLOEXEC)
         try:
             with self._forking(), warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # CPython warns of forks beside threads; the module's docstring has it
+                warnings.simplefilter("ignore")  # CPython warns of forks in a process with threads (module docstring)
                 pid = os.fork()
         except OSError as error:
             os.close(reader)

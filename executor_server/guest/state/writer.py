@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 # Bytes that the index takes besides names: for each variable that is in it, and for all that is not a list.
 _ENTRY_BYTES = 64
 _INDEX_BYTES = 2048
-# Room for the reasons why variables are left out: a share of the state, and at most so many bytes.
+# Room for the reasons why variables are left out: a share of the state, and its maximum in bytes.
 _OMITTED_SHARE = 8
 _MAX_OMITTED_BYTES = 384 * 1024
 # Checkpoints take at most this share of the time: one part in ten.

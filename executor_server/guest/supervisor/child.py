@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from ..wire.link_messages import LinkMessage
 
-# Messages that may wait for a child. One that does not read so many is broken or hostile.
+# Messages that may wait for a child. A child with more is broken or hostile.
 MAX_WAITING = 4096
 # The host lacks memory, or room for descriptors in flight, which other sandboxes of the same user can use up. The child
 # is fine.

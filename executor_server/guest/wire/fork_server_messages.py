@@ -30,7 +30,7 @@ REFUSED = b"refused "
 """Before a reason: the template process does not serve."""
 
 HERE, SERVE, SERVING = b"here", b"serve", b"serving"
-"""On a sandbox's socket: the first packet of the forked process, the daemon's word, and the process's last packet."""
+"""On a sandbox's socket: the forked process's first packet, the daemon's answer, and the process's last packet."""
 FAILED = b"failed "
 """Before a reason: the template process could not fork, or the forked process could not become a sandbox, and ends."""
 

@@ -110,11 +110,6 @@ def daemon_address(config: Config, section: Section) -> str:
 
 
 def daemon_needs_tls(section: Section, daemon: str) -> bool:
-    """True unless the daemon is on this machine. A CA in the configuration asks for TLS there, too."""
-    if section.daemon_tls_ca is not None:
-        return True
-    try:
-        found = addresses.parse(daemon)
-    except AddressError:  # another of gRPC's targets
-        return True
-    return not (isinstance(found, UnixAddress) or found.is_loopback)
+    """True unless the daemon is on this machine; there, too, with a CA in the configuration. Raises AddressError."""
+    found = addresses.parse(daemon)
+    return section.daemon_tls_ca is not None or not (isinstance(found, UnixAddress) or found.is_loopback)

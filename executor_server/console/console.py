@@ -32,17 +32,17 @@ PIECE_CHARS = 64 * 1024
 KEEPALIVE_S = 15.0
 """Seconds without a change until a comment is sent, so that a reader that has left is noticed."""
 NAVIGATION = (
-    ("/", "Overview"),
-    ("/sessions", "Sessions"),
-    ("/approvals", "Approvals"),
-    ("/refusals", "Refusals"),
-    ("/recordings", "Recordings"),
-    ("/environments", "Environments"),
-    ("/fleet", "Fleet"),
-    ("/audit", "Audit"),
-    ("/policy", "Policy"),
+    ("/", "Overview", ""),
+    ("/sessions", "Sessions", ""),
+    ("/approvals", "Approvals", "approvals"),
+    ("/refusals", "Refusals", ""),
+    ("/recordings", "Recordings", ""),
+    ("/environments", "Environments", "status"),
+    ("/fleet", "Fleet", "status"),
+    ("/audit", "Audit", ""),
+    ("/policy", "Policy", ""),
 )
-"""The pages that every page leads to."""
+"""The pages that every page leads to. One is left out if the daemon refuses its watch: the token lacks a right."""
 
 _STATUSES = {
     "NOT_FOUND": 404,
@@ -93,13 +93,17 @@ class Console:
         text = self.fragment(
             template,
             path=request.url.path,
-            navigation=NAVIGATION if browser is not None else (),
+            navigation=self._navigation() if browser is not None else (),
             csrf="" if browser is None else browser.csrf,
             events=events if browser is not None else "",
             **self._layout(),
             **values,
         )
         return HTMLResponse(text, status)
+
+    def _navigation(self) -> list[tuple[str, str]]:
+        refused = {name for name, error in self.daemon.errors.items() if error.status == "PERMISSION_DENIED"}
+        return [(path, name) for path, name, watch in NAVIGATION if watch not in refused]
 
     def fragment(self, template: str, **values: Any) -> Markup:
         """Returns a part of a page, for a stream, for htmx, or as a value of another template."""

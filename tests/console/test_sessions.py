@@ -93,7 +93,9 @@ def test_the_overview_has_state_quotas_and_the_newest_sessions(browser: Browser,
         assert 'href="/sessions?tenant=' in page
 
 
-def test_a_viewers_console_shows_its_tenant_only(daemon: Daemon, client: ExecutorClient, tmp_path: Path) -> None:
+def test_a_viewers_console_shows_its_tenant_only_and_lists_no_page_for_admins(
+    daemon: Daemon, client: ExecutorClient, tmp_path: Path
+) -> None:
     token = tmp_path / "token"
     token.touch(0o600)
     token.write_text(daemon.new_token("tenant-c", "viewer"))
@@ -108,7 +110,9 @@ def test_a_viewers_console_shows_its_tenant_only(daemon: Daemon, client: Executo
     ):
         assert shows(browser, "/sessions", own.session_id)
         assert foreign.session_id not in browser.get("/sessions")
-        assert "does not show how it is" in browser.get("/")
+        assert "does not show how it is" in (page := browser.get("/"))
+        assert 'href="/audit"' in page
+        assert 'href="/environments"' not in page
 
 
 def test_a_page_says_since_when_the_daemon_is_away_and_goes_on_with_the_next() -> None:

@@ -21,7 +21,7 @@ from executor_client._core.endpoint import Endpoint
 from executor_client._core.session_base import SessionBase
 from executor_client._core.transport_base import Timeouts
 from executor_client._sync.approvals import ApprovalWatch
-from executor_client._sync.renewer import Closed, Collected, End, Hold, Renewer, TakeBack, new_future
+from executor_client._sync.renewer import Renewer
 from executor_client.results import SessionInfo
 
 
@@ -34,8 +34,7 @@ class ClientLease:
         self._pid = os.getpid()
         self._renewer = Renewer(self.lease_id, endpoint, timeouts)
         self.approvals = ApprovalWatch(endpoint, timeouts) if answers else None
-        finalizer = weakref.finalize(self, self._renewer.post, End())
-        finalizer.atexit = False  # see _end_all
+        weakref.finalize(self, self._renewer.end).atexit = False  # see _end_all
         if self.approvals is not None:
             weakref.finalize(self, self.approvals.end).atexit = False
 
@@ -53,9 +52,8 @@ class ClientLease:
             self.approvals.hold(session)
         if info.detached:
             return
-        self._renewer.post(Hold(info.session_id, made, info.limits.owner_grace_s or 0.0))
-        finalizer = weakref.finalize(session, self._renewer.post, Collected(info.session_id))
-        finalizer.atexit = False
+        self._renewer.hold(info.session_id, made=made, grace_s=info.limits.owner_grace_s or 0.0)
+        weakref.finalize(session, self._renewer.collected, info.session_id).atexit = False
 
     def creating(self, request_id: str) -> AbstractContextManager[None]:
         """Answers approvals about a session while it is being created."""
@@ -63,13 +61,11 @@ class ClientLease:
 
     def closed(self, session_id: str) -> None:
         """Records that a session was deleted."""
-        self._renewer.post(Closed(session_id))
+        self._renewer.closed(session_id)
 
     def take_back(self, request_id: str) -> Future[None]:
         """Ends a session in the background after its CreateSession was given up. The future is done after that."""
-        ended = new_future()
-        self._renewer.post(TakeBack(request_id, ended), start=True)
-        return ended
+        return self._renewer.take_back(request_id)
 
     def end(self) -> Future[None]:
         """Ends the lease, and all sessions that only it holds. Takes at most the timeout of a call."""

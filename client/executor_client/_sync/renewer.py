@@ -53,46 +53,11 @@ def _steady_s() -> float:
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))
 
 
-# ---------------------------------------------------------------------------------------------------------------------
-# Jobs of the thread
-
-
-@dataclass(frozen=True)
-class Hold:
-    session_id: str
-    made: bool
-    grace_s: float
-
-
-@dataclass(frozen=True)
-class Closed:
-    session_id: str
-
-
-@dataclass(frozen=True)
-class Collected:
-    session_id: str
-
-
-@dataclass(frozen=True)
-class TakeBack:
-    request_id: str
-    ended: Future[None]
-
-
-@dataclass(frozen=True)
-class End:
-    """The last job; later ones are dropped."""
-
-
-def new_future() -> Future[None]:
+def _new_future() -> Future[None]:
     """Returns a future that its waiters can't cancel."""
     future: Future[None] = Future()
     future.set_running_or_notify_cancel()
     return future
-
-
-_Job = Hold | Closed | Collected | TakeBack | End
 
 
 @dataclass
@@ -111,9 +76,9 @@ class Renewer:
         self.pid = os.getpid()
         self._endpoint, self._timeouts = endpoint, timeouts
         self._transport: Transport | None = None
-        self._jobs: queue.SimpleQueue[_Job] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[Callable[[], object] | None] = queue.SimpleQueue()  # None: the end
         self._thread: threading.Thread | None = None
-        self._ended = new_future()  # shared by all callers of `end`: the finalizer of the client may be the first
+        self._ended = _new_future()  # shared by all callers of `end`: the finalizer of the client may be the first
         self._start_lock = threading.Lock()
         self._held: dict[str, _Held] = {}
         # Unanswered requests to end sessions. Beyond the bound, the grace time ends those sessions.
@@ -123,12 +88,29 @@ class Renewer:
 
     # Called by the client's threads and by finalizers
 
-    def post(self, job: _Job, *, start: bool = False) -> None:
-        """Queues a job for the thread, which `start` and the first session start; without one there is nothing to end.
+    def hold(self, session_id: str, *, made: bool, grace_s: float) -> None:
+        """Renews the lease for this session too. `made`: the client created it."""
+        self._post(partial(self._hold, session_id, made, grace_s), start=True)
+
+    def closed(self, session_id: str) -> None:
+        """Records that a session was deleted."""
+        self._post(partial(self._held.pop, session_id, None))
+
+    def collected(self, session_id: str) -> None:
+        """Records that an object of the session was collected. With the last one, a session that was created ends."""
+        self._post(partial(self._collected, session_id))
+
+    def take_back(self, request_id: str) -> Future[None]:
+        """Ends a session in the background after its CreateSession was given up. The future is done after that."""
+        ended = _new_future()
+        self._post(partial(self._take_back, request_id, ended), start=True)
+        return ended
+
+    def _post(self, job: Callable[[], object], *, start: bool = False) -> None:
+        """Queues a job for the thread, and starts that if need be. Without a thread there is no session to end.
 
         Does nothing in a forked child, whose objects are copies of the parent's.
         """
-        start = start or isinstance(job, Hold)
         if self.pid != os.getpid() or (self._thread is None and not start):
             return
         self._jobs.put(job)
@@ -151,22 +133,22 @@ class Renewer:
     def end(self) -> Future[None]:
         """Ends the lease. The future is done when it has ended, at once if there is nothing to end."""
         if self.pid == os.getpid() and self._thread is not None:
-            self._jobs.put(End())
+            self._jobs.put(None)
             return self._ended
-        nothing = new_future()
+        nothing = _new_future()
         nothing.set_result(None)
         return nothing
 
     # Called in the thread
 
     def _run(self) -> None:
-        while not isinstance(job := self._next_job(), End):
-            self._guarded(partial(self._do, job))
+        while (job := self._next_job()) is not None:
+            self._guarded(job)
         self._guarded(self._finish)
         _running.discard(self)
         self._ended.set_result(None)
 
-    def _guarded(self, work: Callable[[], None]) -> None:
+    def _guarded(self, work: Callable[[], object]) -> None:
         try:
             work()
         except ExecutorClientError as error:
@@ -174,38 +156,31 @@ class Renewer:
         except Exception:  # noqa: BLE001 - a background owner: a bug of ours must not cost the client its sessions
             _log.exception("the lease of a client's sessions")
 
-    def _next_job(self) -> _Job | None:
-        """Waits for the next job; None if the lease is due. In short steps, because the clock may jump after sleep."""
+    def _next_job(self) -> Callable[[], object] | None:
+        """Waits for the next job, which may be a renewal. In short steps, because the clock may jump after sleep."""
         while True:
             left_s = self._due_s - _steady_s()
             if self._held and left_s <= 0:
-                return None
+                return self._renew
             with contextlib.suppress(queue.Empty):
                 return self._jobs.get(timeout=min(left_s, LEASE_TICK_S) if self._held else None)
 
-    def _do(self, job: _Job | None) -> None:
-        match job:
-            case Hold():
-                if not self._held:
-                    self._renew_s = LEASE_RENEW_FIRST_S
-                    self._due_s = _steady_s() + self._renew_s
-                # The first renewal sets the interval; until then it is a tenth of the grace time.
-                self._renew_s = max(min(self._renew_s, job.grace_s / 10), LEASE_RENEW_MIN_S)
-                self._due_s = min(self._due_s, _steady_s() + self._renew_s)
-                held = self._held.setdefault(job.session_id, _Held())
-                held.made = held.made or job.made
-                held.objects += 1
-            case Closed():
-                self._held.pop(job.session_id, None)
-            case Collected():
-                self._collected(job.session_id)
-            case TakeBack():
-                try:
-                    self._delete(pb.DeleteSessionRequest(request_id=job.request_id))
-                finally:
-                    job.ended.set_result(None)
-            case _:
-                self._renew()
+    def _hold(self, session_id: str, made: bool, grace_s: float) -> None:
+        if not self._held:
+            self._renew_s = LEASE_RENEW_FIRST_S
+            self._due_s = _steady_s() + self._renew_s
+        # The first renewal sets the interval; until then it is a tenth of the grace time.
+        self._renew_s = max(min(self._renew_s, grace_s / 10), LEASE_RENEW_MIN_S)
+        self._due_s = min(self._due_s, _steady_s() + self._renew_s)
+        held = self._held.setdefault(session_id, _Held())
+        held.made = held.made or made
+        held.objects += 1
+
+    def _take_back(self, request_id: str, ended: Future[None]) -> None:
+        try:
+            self._delete(pb.DeleteSessionRequest(request_id=request_id))
+        finally:
+            ended.set_result(None)
 
     def _collected(self, session_id: str) -> None:
         held = self._held.get(session_id)

@@ -455,6 +455,6 @@ class Policy(ShortRepr):
     ask_imports: tuple[str, ...] = ()
     """Imports that need an approval to be authorized."""
     ask_tools: tuple[str, ...] = ()
-    """Names of tools of which each call needs an approval."""
+    """Tools whose calls each need an approval."""
     record: str = "none"
     """What the daemon records of new sessions: "none", "events" or "full" (docs/recording.md)."""

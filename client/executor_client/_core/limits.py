@@ -85,7 +85,7 @@ RECORDING_TIME_S = 600.0
 APPROVALS_STREAM_S = 86_400.0
 """Seconds after which the stream of approvals is opened again."""
 APPROVAL_ENDED_CHECK_S = 0.2
-"""Seconds between two looks whether a request still waits, while its answer is awaited."""
+"""Seconds between checks that a request still waits, while the client awaits its answer."""
 
 # The lease of a client.
 LEASE_RENEW_FIRST_S = 10.0

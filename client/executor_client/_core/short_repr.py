@@ -1,6 +1,6 @@
 """Gives public objects one short line at a prompt, and results a page in a notebook, with all text escaped.
 
-What a sandbox sent is never shown as HTML: whoever wants that takes it from `Display.data`.
+What a sandbox sent is never shown as HTML. Take that from `Display.data`.
 """
 
 from __future__ import annotations

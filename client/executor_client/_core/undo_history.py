@@ -49,7 +49,7 @@ class UndoHistory:
         return len(self._steps)
 
     def before(self, steps: int) -> int:
-        """Returns the savepoint before the last so many steps. Raises InvalidRequest when there is none."""
+        """Returns the savepoint before the last `steps` steps. Raises InvalidRequest when there is none."""
         if type(steps) is not int or steps < 1:
             raise InvalidRequest(f"steps is a number from 1 on, not {steps!r}")
         if steps > len(self._steps):
@@ -62,11 +62,11 @@ class UndoHistory:
         if further:
             names = ", ".join(f"`{each}`" for each in self.names(further[0]))
             what_to_do = f"undo {further[0]} steps to go back to the nearest one, which undoes {names}"
-        why = step.refused or "none was asked for"
+        why = step.refused or "none was requested"
         raise InvalidRequest(f"nothing was undone: there is no savepoint before `{step.name}`: {why}; {what_to_do}")
 
     def names(self, steps: int) -> tuple[str, ...]:
-        """The first lines of the last so many steps, the oldest first."""
+        """The first lines of the last `steps` steps, the oldest first."""
         return tuple(step.name for step in self._steps[-steps:])
 
     def undone(self, steps: int) -> tuple[str, ...]:

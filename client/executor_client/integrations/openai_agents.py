@@ -76,7 +76,7 @@ with extra("openai-agents"):
 
 TYPE = "remote-executor"
 TERMINALS_MAX = 16
-"""Commands of one sandbox that the model may look at again. The policy allows 32 processes unless it says otherwise."""
+"""Commands of one sandbox that stay open for the model. By default the policy allows 32 processes."""
 SNAPSHOT_BYTES_MAX = 1 << 30
 """Bytes of a workspace's tar, which is held in memory."""
 ArchiveErrors = type[WorkspaceArchiveReadError] | type[WorkspaceArchiveWriteError]
@@ -190,7 +190,7 @@ class RemoteSandboxSession(BaseSandboxSession):
         return {"cwd": self.state.manifest.root, "env": await self.state.manifest.environment.resolve()}
 
     # -----------------------------------------------------------------------------------------------------------------
-    # Terminals: commands that the model may write to and look at again, the least recently used one first
+    # Terminals: commands that the model may write to and read again, the least recently used one first
 
     def supports_pty(self) -> bool:
         return True

@@ -1,4 +1,4 @@
-"""Connects an executor's client, which asks at the terminal unless it is told otherwise."""
+"""Connects a client of an executor. By default it asks for approvals at the terminal."""
 
 from __future__ import annotations
 

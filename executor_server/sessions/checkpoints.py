@@ -165,9 +165,9 @@ class Checkpoints:
 
     async def _ask_to_restore(self, archive: Opened, blob_id: str | None = None) -> StateManifest | None:
         """Returns what was restored; None when the guest does not have this state yet."""
-        request = Request[StateManifest | bool](_restored_part, self._session.hold_reading)
-        with self._requests.asking(request, lambda op: RestoreState(op=op, digest=archive.sha256, blob=blob_id)):
-            answer = await request.next()
+        answer = await self._requests.ask(
+            _restored_part, lambda op: RestoreState(op=op, digest=archive.sha256, blob=blob_id)
+        )
         return answer if isinstance(answer, StateManifest) else None
 
 

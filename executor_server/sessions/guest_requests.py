@@ -147,9 +147,7 @@ class GuestRequests:
     async def find_missing(self, modules: Sequence[str]) -> Sequence[str]:
         """Returns the top-level modules that the image lacks. Must be called before any code has run."""
         try:
-            found = await self._request(
-                missing_modules, lambda op: FindModules(op=op), json.dumps(list(modules)).encode()
-            )
+            found = await self.ask(missing_modules, lambda op: FindModules(op=op), json.dumps(list(modules)).encode())
         except InvalidRequest:
             return ()  # a finder of the image killed or hung the interpreter; each import fails with its own reason
         return _answered(found)
@@ -179,7 +177,7 @@ class GuestRequests:
         # so no later check sees them.
         check_tools(self._session.spec, tools)
         listed_bytes, body = packed_tools(tools)
-        await self._request(nothing, lambda op: RegisterTools(op=op, listed=listed_bytes), body)
+        await self.ask(nothing, lambda op: RegisterTools(op=op, listed=listed_bytes), body)
         self.tool_names = tuple(tool.name for tool in tools)
 
     async def set_variables(self, variables: Sequence[tuple[str, Payload]]) -> None:
@@ -196,7 +194,7 @@ class GuestRequests:
                 inline.append(payload)
         names = json.dumps([variable.head() for variable in listed]).encode()
         body = names + b"".join(inline)
-        await self._request(nothing, lambda op: SetVariables(op=op, listed=len(names)), body)
+        await self.ask(nothing, lambda op: SetVariables(op=op, listed=len(names)), body)
         # Only now: if the request failed, a blob may remain and be named again as a tool's.
         self._digests.drop(variable.blob for variable in listed if variable.blob is not None)
 
@@ -215,7 +213,7 @@ class GuestRequests:
         if size_bytes > limit:
             raise ResourceExhausted(Reason.TOO_LARGE, f"at most {limit} bytes can be staged")
         blob_id = secrets.token_hex(16)
-        await self._request(nothing, lambda op: BlobBegin(op=op, blob=blob_id, size=size_bytes))
+        await self.ask(nothing, lambda op: BlobBegin(op=op, blob=blob_id, size=size_bytes))
         received = 0
         may_be_tool, held = size_bytes <= MAX_SHIPPED_BYTES, list[bytes]()
         try:
@@ -344,7 +342,7 @@ class GuestRequests:
 
     async def list_files(self, path: str, *, recursive: bool = True) -> tuple[list[FileInfo], bool]:
         """Returns files, directories and links in a directory, and True if the list is cut."""
-        return _answered(await self._request(listing, lambda op: FileList(op=op, path=path, recursive=recursive)))
+        return _answered(await self.ask(listing, lambda op: FileList(op=op, path=path, recursive=recursive)))
 
     async def manage_file(self, action: str, path: str, **options: Any) -> FileInfo | None:
         """Does an action of ManageFile, whose `options` it takes. Returns the description, except of a removal."""
@@ -353,14 +351,19 @@ class GuestRequests:
             facts = {"action": action, "path": path, "target": options.get("target", "")}
             await self._admission.action(self._session.facts, "file_changed", facts)
         read: Callable[[Frame], FileInfo | None] = nothing if action == "remove" else described_file
-        return await self._request(read, lambda op: ManageFile(op=op, action=action, path=path, **options))
+        return await self.ask(read, lambda op: ManageFile(op=op, action=action, path=path, **options))
 
-    async def _request(
-        self, read: Callable[[Frame], T | None], message: Callable[[int], Message], body: bytes = b""
+    async def ask(
+        self,
+        read: Callable[[Frame], T | None],
+        message: Callable[[int], Message],
+        body: bytes = b"",
+        *,
+        counts: bool = True,
     ) -> T | None:
-        """Returns the content of the single answering frame. Raises the guest's refusal."""
+        """Returns the content of the single answering frame. Raises the guest's refusal, and as `asking`."""
         request = Request(read, self._session.hold_reading)
-        with self.asking(request, message, body):
+        with self.asking(request, message, body, counts=counts):
             return await request.next()
 
     @contextmanager

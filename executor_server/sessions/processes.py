@@ -11,14 +11,13 @@ import asyncio
 import json
 import time
 from collections import Counter
-from collections.abc import Callable
 from contextvars import Context, copy_context
 from signal import SIGKILL
 from typing import TYPE_CHECKING
 
 import structlog
 
-from executor_server.backends.channel import GuestChannel, Request, nothing, written_bytes
+from executor_server.backends.channel import GuestChannel, nothing, written_bytes
 from executor_server.core import (
     ExecutorError,
     InvalidRequest,
@@ -152,9 +151,7 @@ class Processes:
             )
 
         try:
-            asked: Request[None] = Request(nothing, self._session.hold_reading)
-            with self._requests.asking(asked, message, body, counts=False):
-                await asked.next()
+            await self._requests.ask(nothing, message, body, counts=False)
         except ExecutorError as error:
             if not log.done:  # else the session was lost, and its result says so
                 self._journal.refuse(log, error)
@@ -212,10 +209,8 @@ class Processes:
         try:
             if data:  # else it is the end of the input
                 await self._admission.process_input(self._session.facts, process_id, offset, data)
-            asked = Request(written_bytes, self._session.hold_reading)
             message = lambda op: WriteProcess(op=op, id=process_id, offset=offset, eof=eof)  # noqa: E731
-            with self._requests.asking(asked, message, data, counts=False):
-                written = await asked.next()
+            written = await self._requests.ask(written_bytes, message, data, counts=False)
         finally:
             self._writes[process_id] -= 1
             if not self._writes[process_id]:
@@ -230,7 +225,9 @@ class Processes:
         if not log.description.has_pty:
             raise InvalidRequest(Reason.INVALID_FIELD, "the process has no terminal")
         if not log.done:
-            await self._ask(lambda op: ResizeProcess(op=op, id=process_id, columns=size.columns, rows=size.rows))
+            await self._requests.ask(
+                nothing, lambda op: ResizeProcess(op=op, id=process_id, columns=size.columns, rows=size.rows)
+            )
 
     async def signal(self, process_id: str, signal: int, target: SignalTarget) -> None:
         """Sends a signal to a process; has no effect after its end."""
@@ -238,7 +235,8 @@ class Processes:
         if not log.done:
             facts: dict[str, str | int | bool] = {"process": process_id, "signal": signal, "target": target.value}
             await self._admission.action(self._session.facts, "signal_requested", facts)
-            await self._ask(lambda op: SignalProcess(op=op, id=process_id, signal=signal, target=target.value))
+            message = lambda op: SignalProcess(op=op, id=process_id, signal=signal, target=target.value)  # noqa: E731
+            await self._requests.ask(nothing, message)
             if signal == SIGKILL and target is SignalTarget.TREE:
                 log.note_kill()
 
@@ -247,12 +245,6 @@ class Processes:
         if log.done:
             raise PreconditionFailed(Reason.PROCESS_ENDED, "the process has ended")
         return log
-
-    async def _ask(self, message: Callable[[int], ResizeProcess | SignalProcess]) -> None:
-        self._session.require_alive()
-        asked: Request[None] = Request(nothing, self._session.hold_reading)
-        with self._requests.asking(asked, message):
-            await asked.next()
 
     # -- the life of the session ----------------------------------------------------------------------------------
 

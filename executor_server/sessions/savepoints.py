@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from executor_server.backends.channel import Request, listed_savepoints
+from executor_server.backends.channel import listed_savepoints
 from executor_server.core import NotFound, Reason, Result, Savepoint, Savepoints
 from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from executor_server.guest.wire.schema import Message
@@ -74,9 +74,7 @@ class SessionSavepoints:
                 self.known = (*(each for each in self.known if each.number not in dropped), added)
 
     async def _ask(self, message: Callable[[int], Message]) -> Savepoints:
-        request = Request(listed_savepoints, self._session.hold_reading)
-        with self._requests.asking(request, message):
-            answer = await request.next()
+        answer = await self._requests.ask(listed_savepoints, message)
         assert answer is not None, "a request that has an answer ended without one"
         self.known = answer.savepoints
         return answer

@@ -254,14 +254,6 @@ async def test_draining_lets_what_runs_end_and_takes_nothing_new(bench: Bench) -
     assert (await result_of(execution)).outcome is Outcome.SUCCEEDED
 
 
-async def test_draining_does_not_wait_longer_than_its_grace(bench: Bench) -> None:
-    execution = await execute(await bench.create())
-    await bench.manager.drain(0.01)
-    assert not execution.done
-    await bench.manager.close()
-    assert (await result_of(execution)).outcome is Outcome.CANCELLED
-
-
 @pytest.mark.parametrize("where", ["backend", "greeting", "prelude"])
 async def test_closing_during_a_creation_leaves_nothing(bench: Bench, where: str) -> None:
     if where == "backend":

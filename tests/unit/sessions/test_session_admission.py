@@ -147,16 +147,6 @@ async def test_of_two_calls_that_wait_with_one_id_one_runs(daemon: Daemon) -> No
     assert daemon.admission.reserved == 0
 
 
-async def test_an_execution_that_is_refused_leaves_nothing(daemon: Daemon) -> None:
-    session = await daemon.create()
-    daemon.admission.closed.add("execution")
-    with pytest.raises(Unavailable, match=CLOSED_TEXT):
-        await execute(session)
-    with pytest.raises(NotFound):
-        session.execution("e")
-    assert session.state == "idle"
-
-
 async def test_a_session_that_ends_while_admission_is_asked_begins_nothing(daemon: Daemon) -> None:
     session = await daemon.create()
     daemon.admission.slow.add("execution")

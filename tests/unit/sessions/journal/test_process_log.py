@@ -85,13 +85,6 @@ async def test_events_are_numbered_from_one_and_read_from_any_number(granted: Gr
         await read(granted.log, 5)
 
 
-async def test_nothing_is_granted_past_the_room_while_no_client_reads(granted: Granted) -> None:
-    granted.fill()
-    assert granted.grants == []
-    assert granted.log.journal_size <= PROCESS_JOURNAL_BYTES
-    assert granted.log.first_number == 1
-
-
 async def test_before_its_time_is_over_an_unread_process_waits_and_loses_nothing(granted: Granted) -> None:
     granted.fill()
     granted.clock.now_s += UNREAD_TIME_S - 0.1

@@ -55,12 +55,6 @@ def test_a_segment_is_full_past_its_size(segments: Segments) -> None:
     assert not segments.full
 
 
-def test_segments_can_be_removed_anywhere_but_at_the_end(segments: Segments, tmp_path: Path) -> None:
-    for without in ((), (), (2,)):
-        segments.begin_segment(b"{}", without=without)
-    assert list(read(tmp_path / "segments")) == [1, 3, 4]
-
-
 @pytest.mark.parametrize(
     "write",
     [

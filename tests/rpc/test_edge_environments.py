@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_server.core import PackagesSpec, PreconditionFailed, Progress, Reason, Unavailable
+from executor_server.core import PackagesSpec, Progress, Reason, Unavailable
 from tests.rpc.edge import AUTH, Edge, refusal, refused
 
 
@@ -51,13 +51,6 @@ async def test_progress_is_in_the_metadata(edge: Edge, progress: Progress | None
         found = await refusal(call)
         assert (found.code.name, found.reason, found.retry_delay_s) == ("UNAVAILABLE", "IMAGE_NOT_READY", 0.5)
         assert found.metadata == metadata
-
-
-async def test_one_that_cannot_be_made_is_no_reason_to_ask_again(edge: Edge) -> None:
-    edge.sessions.environment = PreconditionFailed(Reason.ENVIRONMENT_FAILED, "no wheel of x 1.0 fits Python 3.11")
-    found = await refusal(edge.stub.PrepareEnvironment(pb.PrepareEnvironmentRequest(), metadata=AUTH))
-    assert (found.code.name, found.reason, found.retry_delay_s) == ("FAILED_PRECONDITION", "ENVIRONMENT_FAILED", None)
-    assert found.message == "no wheel of x 1.0 fits Python 3.11"
 
 
 async def test_a_session_says_its_packages_and_the_images_that_have_what_it_lacks(edge: Edge) -> None:

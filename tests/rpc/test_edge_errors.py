@@ -51,14 +51,6 @@ async def test_a_retry_delay_is_said(edge: Edge) -> None:
     assert (found.reason, found.retry_delay_s) == ("TOO_MANY_SESSIONS", 1.5)
 
 
-async def test_progress_of_what_is_being_made_is_said(edge: Edge) -> None:
-    progress = Progress("installing", 17, 23, "packages")
-    edge.sessions.raises = errors.Unavailable(Reason.IMAGE_NOT_READY, "m", 0.5, progress=progress)
-    found = await refusal(edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=AUTH))
-    assert (found.reason, found.retry_delay_s) == ("IMAGE_NOT_READY", 0.5)
-    assert found.metadata == {"step": "installing", "done": "17", "total": "23", "unit": "packages"}
-
-
 async def test_every_violation_of_the_policy_is_a_field_of_the_answer(edge: Edge) -> None:
     request = pb.CreateSessionRequest(request_id="r", authorized_imports=["os"], limits={"wall_time_s": 1e6})
     found = await refusal(edge.stub.CreateSession(request, metadata=AUTH))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from executor_api.limits import SAVEPOINT_NUMBER_MAX
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_server.core import BranchEnd, Changes, Event, NotFound, Outcome, Reason, Result, VariablesState
-from tests.rpc.edge import AUTH, Edge, refusal, refused
+from executor_server.core import BranchEnd, Changes, Event, Outcome, Result, VariablesState
+from tests.rpc.edge import AUTH, Edge, refusal
 
 LISTED = [
     {"number": 3, "made_s": 1.5, "files": 2, "file_bytes": 10, "left_out": ["sockets"]},
@@ -44,12 +44,6 @@ async def test_what_is_no_number_of_a_savepoint_is_refused(edge: Edge) -> None:
     found = await refusal(edge.stub.Rollback(request, metadata=AUTH))
     assert (found.code.name, found.reason, list(found.fields)) == ("INVALID_ARGUMENT", "INVALID_FIELD", ["savepoint"])
     assert session.asked == []
-
-
-async def test_a_savepoint_that_was_dropped_is_not_found(edge: Edge) -> None:
-    (await edge.session()).raises = NotFound(Reason.SAVEPOINT_NOT_FOUND, "savepoint 1 is not there")
-    call = edge.stub.Rollback(pb.RollbackRequest(session_id="s1", savepoint=1), metadata=AUTH)
-    assert await refused(call) == ("NOT_FOUND", "SAVEPOINT_NOT_FOUND")
 
 
 async def test_an_execution_in_a_branch_says_so_and_its_result_what_it_has_changed(edge: Edge) -> None:

@@ -10,7 +10,6 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_server.api import service
-from executor_server.core.errors import Forbidden, PreconditionFailed, Reason
 from executor_server.core.model import StateManifest, StateOmission
 from tests.rpc.edge import AUTH, Edge, refused, serving
 
@@ -63,26 +62,6 @@ async def test_an_archive_is_restored_and_the_manifest_answered(edge: Edge) -> N
 async def test_streams_of_another_form_are_refused(edge: Edge, messages: list[pb.RestoreStateRequest]) -> None:
     await edge.session()
     assert await refused(edge.stub.RestoreState(iter(messages), metadata=AUTH)) == ("INVALID_ARGUMENT", "INVALID_FIELD")
-
-
-async def test_a_session_that_is_not_the_callers_does_not_exist(edge: Edge) -> None:
-    export = edge.stub.ExportState(pb.ExportStateRequest(session_id="other"), metadata=AUTH)
-    assert await refused(export) == ("NOT_FOUND", "SESSION_NOT_FOUND")
-    restore = edge.stub.RestoreState(iter([pb.RestoreStateRequest(session_id="other")]), metadata=AUTH)
-    assert await refused(restore) == ("NOT_FOUND", "SESSION_NOT_FOUND")
-
-
-@pytest.mark.parametrize(
-    ("error", "status"),
-    [
-        (Forbidden(Reason.STATE_FOREIGN, "foreign"), ("PERMISSION_DENIED", "STATE_FOREIGN")),
-        (PreconditionFailed(Reason.SESSION_USED, "used"), ("FAILED_PRECONDITION", "SESSION_USED")),
-    ],
-)
-async def test_a_refusal_has_its_status(edge: Edge, error: Exception, status: tuple[str, str]) -> None:
-    (await edge.session()).raises = error
-    restore = edge.stub.RestoreState(iter([pb.RestoreStateRequest(session_id="s1")]), metadata=AUTH)
-    assert await refused(restore) == status
 
 
 async def test_a_client_that_draws_it_out_is_cut_off(edge: Edge, monkeypatch: pytest.MonkeyPatch) -> None:

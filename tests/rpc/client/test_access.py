@@ -9,7 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
-from executor_client import AuthenticationError, ConfigurationError, ExecutorClient, TlsConfig, UnavailableError, cli
+from executor_client import AuthenticationError, ConfigurationError, ExecutorClient, TlsConfig, cli
 from tests.support.certificates import Authority, self_signed
 from tests.support.fake_daemon import TOKEN, FakeDaemon, serve
 
@@ -52,18 +52,6 @@ def test_command_line_takes_certificates(
     assert cli.main(["--address", tls_daemon.address, *files, "ps"]) == 0
     assert cli.main(["--address", tls_daemon.address, "--tls", "--tls-cert", str(pair.cert), "ps"]) == 2
     assert "a certificate needs its key" in capsys.readouterr().err
-
-
-def test_daemon_of_another_authority_is_not_talked_to(tmp_path: Path, tls_daemon: FakeDaemon) -> None:
-    other = Authority(tmp_path / "other")
-    pair = other.client("client", "agents")
-    tls = TlsConfig(other.cert, pair.cert, pair.key)
-    with (
-        ExecutorClient(tls_daemon.address, tls=tls, connect_timeout_s=0.2) as client,
-        pytest.raises(UnavailableError, match=r"no daemon answers at localhost:.*certificate"),
-    ):
-        client.get_policy()
-    assert tls_daemon.requests == []
 
 
 def spoil(path: Path) -> None:

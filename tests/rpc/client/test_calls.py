@@ -7,7 +7,6 @@ import pickle
 import sys
 import threading
 import traceback
-from pathlib import Path
 from typing import Any
 
 import grpc
@@ -17,7 +16,6 @@ from executor_api import values
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2 as types
 from executor_client import (
-    AuthenticationError,
     AuthorizationError,
     DaemonError,
     ExecutorClient,
@@ -220,20 +218,6 @@ def test_violations_are_said_a_line_each_with_their_rule(client: Any, daemon: Fa
     ]
 
 
-def test_wrong_token_is_an_authentication_error(daemon: FakeDaemon) -> None:
-    with ExecutorClient(daemon.address, token="wrong") as client, pytest.raises(AuthenticationError):
-        client.get_policy()
-
-
-def test_unreachable_daemon_is_waited_for_and_then_named(tmp_path: Path) -> None:
-    address = f"unix:{tmp_path / 'nobody.sock'}"
-    with (
-        ExecutorClient(address, token="t", connect_timeout_s=0.1) as client,
-        pytest.raises(UnavailableError, match="no daemon answers at unix:"),
-    ):
-        client.get_policy()
-
-
 def test_a_daemon_that_drains_is_there_and_says_so(daemon: FakeDaemon) -> None:
     refusal = Refusal(grpc.StatusCode.UNAVAILABLE, "DRAINING", "the daemon is about to stop; it takes no new sessions")
     daemon.refusals["CreateSession"].extend([refusal] * 100)
@@ -400,29 +384,6 @@ def test_foreign_data_from_the_sandbox_is_never_unpickled(session: Any, daemon: 
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Files
-
-
-@pytest.mark.parametrize("size_bytes", [0, 1, 600_000])
-def test_file_travels_whole(session: Any, daemon: FakeDaemon, size_bytes: int) -> None:
-    data = bytes(size_bytes)
-    assert session.put_file("a/b.bin", data).size_bytes == size_bytes
-    assert daemon.files == {"a/b.bin": data}
-    pieces = [data[start : start + 262_144] for start in range(0, size_bytes, 262_144)]
-    info = types.FileInfo(path="a/b.bin", size_bytes=size_bytes)
-    daemon.file = [pb.GetFileResponse(file=info), *[pb.GetFileResponse(data=piece) for piece in pieces]]
-    assert session.get_file("a/b.bin") == data
-
-
-@pytest.mark.parametrize(
-    ("size_bytes", "pieces"), [(3, [b"12"]), (3, [b"12", b"34"]), (1 << 40, []), (300_000, [b"x" * 300_000])]
-)
-def test_file_of_another_size_than_announced_is_an_error(
-    session: Any, daemon: FakeDaemon, size_bytes: int, pieces: list[bytes]
-) -> None:
-    daemon.file = [pb.GetFileResponse(file=types.FileInfo(size_bytes=size_bytes))]
-    daemon.file += [pb.GetFileResponse(data=piece) for piece in pieces]
-    with pytest.raises(ProtocolError):
-        session.get_file("a")
 
 
 def test_path_that_is_no_text_is_refused(session: Any, daemon: FakeDaemon) -> None:

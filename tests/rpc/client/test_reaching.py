@@ -165,11 +165,10 @@ def ask_on_a_loop(address: str, **options: Any) -> None:
     asyncio.run(asynchronous())
 
 
-@pytest.mark.parametrize("timeouts", [{}, {"connect_timeout_s": 0.01}], ids=["default", "impatient"])
 @pytest.mark.parametrize("asks", [ask_on_a_loop, ask] if rounds.ALL else [ask_on_a_loop])
 @pytest.mark.parametrize("family", [socket.AF_UNIX, socket.AF_INET], ids=["socket", "port"])
 def test_a_daemon_killed_in_the_first_call_is_waited_for_as_in_later_ones(
-    tmp_path: Path, timeouts: dict[str, float], asks: Callable[..., None], family: socket.AddressFamily
+    tmp_path: Path, asks: Callable[..., None], family: socket.AddressFamily
 ) -> None:
     path, port, began = tmp_path / "d.sock", free_port(), threading.Event()
     listener = socket.socket(family)
@@ -182,7 +181,7 @@ def test_a_daemon_killed_in_the_first_call_is_waited_for_as_in_later_ones(
         address = f"127.0.0.1:{port}"
     with ThreadPoolExecutor(1) as threads:
         with killed_in_the_first_call(listener):
-            asking = threads.submit(asks, address, on_wait=lambda _: began.set(), **timeouts)
+            asking = threads.submit(asks, address, on_wait=lambda _: began.set(), connect_timeout_s=0.01)
             assert began.wait(10)
         path.unlink(missing_ok=True)
         with serve(tmp_path, address=address) as daemon:

@@ -305,7 +305,7 @@ async def _try_answers(answers: list[tuple[list[str], int]]) -> None:
             assert b"\r\nX-Egress-Reason: %s\r\n" % reason in answer
 
 
-@settings(max_examples=rounds(1000, 60))
+@settings(max_examples=rounds(1000, 30))
 @given(st.lists(st.tuples(_ANSWERS, st.integers(0, 4)), min_size=1, max_size=4))
 @example([([PUBLIC], 0), (["127.0.0.1"], 0), ([PUBLIC], 0)])
 @example([(["127.0.0.1", PUBLIC], 0), ([PUBLIC, "127.0.0.1"], 1), (["8.8.8.8", "::1", PUBLIC], 2)])

@@ -272,7 +272,6 @@ LONG = (
         "pandas with pyarrow, scikit-learn, polars",
         ("pyarrow", "seaborn"),
     ),
-    Long("tests/integration/test_policy_table.py", "test_each_request", _LOCAL_TOO, _DOCKER),
     Long(_CPU, "test_children", _LOCAL_TOO, ("docker", "e2b")),
     Long(_CPU, "test_a_child_that_ended", "both on the local backend, one on the others", ("SIG_IGN",), but=("local",)),
     Long(

@@ -1,7 +1,7 @@
 """A policy, requests of tenants, and the verdict on each: the table of tests/integration/test_policy_table.py.
 
 A request is a `policy.explain.question.Question`, so that a daemon and `policy explain` are asked the same.
-`{backend}` stands for the backend of the daemon, `{other}` for the one that it doesn't have.
+The daemon has the local backend.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ max.memory_bytes = 536_870_912
 
 [profiles.far]
 extends = "common"
-sandbox.backends = ["{other}"]
+sandbox.backends = ["docker"]
 
 [tenants.research]
 profile = "research"
@@ -172,18 +172,18 @@ CASES = [
         (("image", "NOT_ALLOWED", "web", "base, data", "sandbox.images"),),
     ),
     Case("an image of nobody", "research", {"image": "nothing"}, invalid="available: base, data"),
-    Case("the daemon's backend", "research", {"backend": "{backend}"}),
+    Case("the daemon's backend", "research", {"backend": "local"}),
     Case(
         "a backend that the daemon has not",
         "research",
-        {"backend": "{other}"},
-        (("backend", "UNSUPPORTED", "{other}", "{backend}", "server.backend"),),
+        {"backend": "docker"},
+        (("backend", "UNSUPPORTED", "docker", "local", "server.backend"),),
     ),
     Case(
         "a backend of nobody",
         "research",
         {"backend": "e2b"},
-        (("backend", "UNSUPPORTED", "e2b", "{backend}", "server.backend"),),
+        (("backend", "UNSUPPORTED", "e2b", "local", "server.backend"),),
     ),
     *_limit_cases(),
     Case("negative time", "research", {"limits": {"wall_time_s": -1}}, invalid="limits.wall_time_s must be a finite"),
@@ -237,7 +237,7 @@ CASES = [
             "authorized_imports": ["x"],
         },
         (
-            ("backend", "UNSUPPORTED", "e2b", "{backend}", "server.backend"),
+            ("backend", "UNSUPPORTED", "e2b", "local", "server.backend"),
             ("image", "NOT_ALLOWED", "web", "base, data", "sandbox.images"),
             ("network", "NOT_ALLOWED", "a.example", "none", "network.allowed"),
             _above("wall_time_s", "121", "120"),
@@ -377,7 +377,7 @@ CASES = [
         "a tenant of another backend",
         "far",
         {},
-        (("backend", "NOT_ALLOWED", "{backend}", "{other}", "sandbox.backends"),),
+        (("backend", "NOT_ALLOWED", "local", "docker", "sandbox.backends"),),
     ),
     Case(
         "a tenant that is not listed",

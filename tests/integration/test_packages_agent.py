@@ -1,6 +1,7 @@
 """A CodeAgent that needs packages which its image lacks: it gets those that the policy allows, and is refused others.
 
-With the real smolagents, a real daemon and uv, on an index of the tests.
+With the real smolagents, a real daemon and uv, on an index of the tests. tests/contract/test_environments.py shows that
+sandboxes of every backend see their environments.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,12 @@ from smolagents import LogLevel, tool
 from smolagents.local_python_executor import InterpreterError
 from smolagents.monitoring import AgentLogger
 
-from examples.rented import double
 from examples.scripted import Reply
 from executor_client import EnvironmentFailed, ModulesMissing, Outcome, PolicyViolationError, Wait, WaitKind
 from executor_client.smolagents import RemoteExecutor
 from tests.support.agents import agent_on
 from tests.support.audit import records
-from tests.support.backends import DOCKER_IMAGE, require
+from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of, running_daemon
 from tests.support.internet.world import Internet
 from tests.support.package_index.index import PackageIndex
@@ -62,20 +61,16 @@ class Potters:
     plain: Daemon
 
 
-def config_of(backend: str, internet: Internet, index: PackageIndex) -> str:
-    config = (
-        f'server.backend = "{backend}"\npool.size = 0\n{internet.config()}\n[environments]\nindex_url = "{index.url}"\n'
+def config_of(internet: Internet, index: PackageIndex) -> str:
+    return (
+        f'pool.size = 0\n{internet.config()}\n[environments]\nindex_url = "{index.url}"\n'
         f'index_hosts = ["{index.host}:443", "{index.files_host}:443"]\n'
     )
-    if backend == "docker":
-        config += f'[docker.images]\nbase = {{ reference = "{DOCKER_IMAGE}" }}\n'
-    return config
 
 
-@pytest.fixture(scope="module", params=["local", "docker", "e2b"])
-def potters(request: pytest.FixtureRequest, internet: Internet) -> Iterator[Potters]:
-    backend: str = request.param
-    require(backend)
+@pytest.fixture(scope="module")
+def potters(internet: Internet) -> Iterator[Potters]:
+    require("local")
     index = internet.package_index()
     index.add(make_wheel("pyserial", "1.4", {"serial.py": "VERSION = '1.4'\n"}))
     index.add(make_wheel("pyserial", "1.6", {"serial.py": FITS}, requires=["python-glaze"]))
@@ -83,15 +78,11 @@ def potters(request: pytest.FixtureRequest, internet: Internet) -> Iterator[Pott
     index.add(make_wheel("kiln", "1.0", {"kiln.py": "def heat():\n    return 'hot'\n"}, requires=["pyserial<1.5"]))
     index.add(make_wheel("clay", "1.0"))
     index.add(make_wheel("slip", "1.0"))
-    config = config_of(backend, internet, index)
-    with ExitStack() as stack:
-        if backend == "e2b":
-            environment = stack.enter_context(double())
-            stack.enter_context(pytest.MonkeyPatch.context()).setenv("E2B_API_KEY", environment["E2B_API_KEY"])
-            keys = {"api_url": environment["E2B_API_URL"], "sandbox_url": environment["E2B_SANDBOX_URL"]}
-            config += "[e2b]\n" + "".join(f"{key} = {json.dumps(value)}\n" for key, value in keys.items())
-        auto = stack.enter_context(daemon_of(config, policy=POLICY.format(auto="true")))
-        plain = stack.enter_context(daemon_of(config, policy=POLICY.format(auto="false")))
+    config = config_of(internet, index)
+    with (
+        daemon_of(config, policy=POLICY.format(auto="true")) as auto,
+        daemon_of(config, policy=POLICY.format(auto="false")) as plain,
+    ):
         yield Potters(index, auto, plain)
 
 
@@ -211,7 +202,7 @@ def test_a_session_with_packages_outlives_a_killed_daemon(internet: Internet) ->
     directory = Path(tempfile.mkdtemp(prefix="d-"))
     policy, file = directory / "policy.toml", directory / "config.toml"
     policy.write_text(POLICY.format(auto="true"))
-    file.write_text(f'policy.file = "{policy}"\n{config_of("local", internet, index)}')
+    file.write_text(f'policy.file = "{policy}"\n{config_of(internet, index)}')
     with running_daemon(directory, "--config", str(file)) as killed, killed.client() as client:
         imports = ["slip", "importlib"]
         session = client.create_session(packages=["slip"], authorized_imports=imports, detached=True)
@@ -240,7 +231,7 @@ def test_many_that_ask_at_once_wait_for_one_environment(internet: Internet) -> N
         with RemoteExecutor(["serial"], **daemon.access) as executor:
             return executor("import serial\nserial.VERSION").output
 
-    config = config_of("local", internet, index)
+    config = config_of(internet, index)
     with daemon_of(config, policy=POLICY.format(auto="true")) as daemon, ThreadPoolExecutor(20) as threads:
         assert list(threads.map(run, range(20))) == ["1.6"] * 20, daemon.log.read_text()
         built = [each for each in records(daemon.state_dir / "audit") if each["kind"] == "environment_built"]
@@ -254,7 +245,7 @@ def test_packages_that_are_asked_for_often_have_a_sandbox_ready(internet: Intern
     require("local")
     index = internet.package_index()
     index.add(make_wheel("slip", "1.0"))
-    config = config_of("local", internet, index).replace("pool.size = 0", "pool.size = 1")
+    config = config_of(internet, index).replace("pool.size = 0", "pool.size = 1")
     wanted: dict[str, Any] = {"packages": ["slip"], "authorized_imports": ["slip"]}
     with (
         daemon_of(config, policy=POLICY.format(auto="false")) as daemon,

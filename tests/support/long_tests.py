@@ -46,8 +46,6 @@ _STATE = "tests/contract/test_state.py"
 _FITNESS = "tests/contract/test_fitness.py"
 _WHEELS = "tests/security/test_hostile_wheels.py"
 _BUILDER = "tests/integration/test_environment_builder.py"
-_PIP = "tests/integration/test_pip_inside.py"
-_AGENT = "tests/integration/test_packages_agent.py"
 
 
 LONG = (
@@ -161,9 +159,6 @@ LONG = (
         _BUILDER, "test_a_file_that_does_not_come_whole", "the other ways of it, which end without retries", ("short",)
     ),
     Long(_BUILDER, "test_an_index_out_of_order", "the other answers of such an index", ("fails",)),
-    Long(_PIP, "test_what_the_network_lets_through", _LOCAL_TOO, _OTHERS),
-    Long(_PIP, "test_a_source_distribution", _LOCAL_TOO, _OTHERS),
-    Long(_PIP, "test_an_index_that_the_policy", _LOCAL_TOO, _OTHERS),
     Long(_RESTARTS, "test_", _LOCAL_TOO, _DOCKER),
     Long(
         "tests/integration/test_egress_fairness.py",
@@ -182,11 +177,6 @@ LONG = (
         "the same test, with what is raised at once",
         ("later",),
     ),
-    Long(_AGENT, "test_an_authorized_module", _LOCAL_TOO, _OTHERS),
-    Long(_AGENT, "test_packages_that_are_asked_for_are", _LOCAL_TOO, _OTHERS),
-    Long(_AGENT, "test_packages_that_contradict", _LOCAL_TOO, _OTHERS),
-    Long(_AGENT, "test_waiting", _LOCAL_TOO, _OTHERS),
-    Long(_AGENT, "test_a_line_that_installs", _LOCAL_TOO, _OTHERS),
     Long(_ENGINE, "test_a_daemon_that_is_told_to_stop_without_its_engine", "the other signal", ("19",)),
     Long(_KILLS, "test_", _LOCAL_TOO, _DOCKER),
     Long(

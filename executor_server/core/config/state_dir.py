@@ -98,7 +98,7 @@ def claim(root: Path) -> Iterator[StateDir]:
 
 
 def _random_token() -> str:
-    return secrets.token_urlsafe(TOKEN_BYTES)
+    return secrets.token_hex(TOKEN_BYTES)  # never begins with "-", which would be an option of a command line
 
 
 def read_or_make_token(state_dir: StateDir) -> str:

@@ -39,7 +39,7 @@ import zlib
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
 from types import TracebackType
@@ -52,6 +52,7 @@ from executor_api import strict_json
 from executor_api.limits import BLOB_BYTES_MAX
 from executor_api.recordings import (
     BLOBS_MAX,
+    ENTRY_LENGTH,
     INLINE_BYTES_MAX,
     KINDS,
     LINE_BYTES_MAX,
@@ -72,7 +73,7 @@ from executor_client.results import ExecutionResult
 VERSION = 1
 """Raised when an older reader would misunderstand a file."""
 HELD_BYTES_MAX = 2 << 30
-"""Bytes of the entries that `Recording.steps` or `in_order` holds at one time. A bomb has as many in a small file."""
+"""Bytes of the entries that `Recording.in_order` holds at one time. A bomb has as many in a small file."""
 _ENTRY_BYTES = 1_000
 """Bytes that an entry takes in memory, in addition to its line."""
 TIME_S_MAX = 1 << 36
@@ -83,10 +84,6 @@ _LINES, _MANIFEST, _BLOBS = "events.jsonl", "manifest.json", "blobs/"
 _BEGIN = hashlib.sha256(b"").digest()
 _END = struct.Struct("<4s4H2LH")  # the end of a zip's central directory
 _COMMENT_BYTES = 64
-_NOTED = struct.Struct("<dHBII")
-"""An entry while it is recorded: its time, kind, flags, step and size; then its fields."""
-_REDACTED, _IS_JSON = 1, 2
-_KIND_NAMES = list(KINDS)
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 _read_json = strict_json.reader()
@@ -192,66 +189,38 @@ class Recording(ShortRepr):
         return (entry for entry, _ in self._sized_entries())
 
     def steps(self) -> Iterator[Step]:
-        """Yields the executions, each when it has ended; those without a result come last.
-
-        Raises RecordingError, also if the executions that have not ended take more than `HELD_BYTES_MAX`.
-        """
-        return (item for item, _ in self._grouped() if isinstance(item, Step))
+        """Yields the executions in the order of their requests. Raises as `in_order` does."""
+        return (item for item in self.in_order() if isinstance(item, Step))
 
     def in_order(self) -> Iterator[Entry | Step]:
         """Yields the executions in the order of their requests, and in between the entries outside of them.
 
-        Raises RecordingError, also if what waits for an earlier execution takes more than `HELD_BYTES_MAX`.
+        Raises RecordingError, also if what waits for the end of an earlier execution takes more than `HELD_BYTES_MAX`.
         """
-        waiting: deque[tuple[Entry, int]] = deque()
-        ended: dict[int, tuple[Step, int]] = {}
-        held = 0
-        for item, size_bytes in self._grouped():
-            held = self._held(held + size_bytes)
-            if isinstance(item, Step):
-                ended[item.number] = item, size_bytes
-            else:
-                waiting.append((item, size_bytes))
-            while waiting and (waiting[0][0].kind != "execute" or waiting[0][0].step in ended):
-                entry, size_bytes = waiting.popleft()
-                held -= size_bytes
-                if entry.kind != "execute":
-                    yield entry
-                else:
-                    step, size_bytes = ended.pop(entry.step)
-                    held -= size_bytes
-                    yield step
-
-    def _grouped(self) -> Iterator[tuple[Entry | Step, int]]:
-        """Yields requests of executions, entries outside of them, and executions when they have ended or at the end.
-
-        With each comes the memory that it takes, in bytes.
-        """
-        running: dict[int, list[Entry]] = {}
-        sizes: Counter[int] = Counter()
+        waiting: deque[_Waiting] = deque()
+        running: dict[int, _Waiting] = {}
         held = 0
         for entry, line_bytes in self._sized_entries():
-            size_bytes = line_bytes + _ENTRY_BYTES
-            if entry.kind == "execute":
-                running[entry.step] = []
-                yield entry, size_bytes
-            if entry.step in running:
-                running[entry.step].append(entry)
-                sizes[entry.step] += size_bytes
-                held = self._held(held + size_bytes)
-                if entry.kind == "broken" or (entry.kind == "event" and "result" in entry.fields):
-                    size_bytes = sizes.pop(entry.step)
-                    held -= size_bytes
-                    yield _step(running.pop(entry.step), is_ended=entry.kind == "event"), size_bytes
-            elif entry.step == 0:
-                yield entry, size_bytes
-        for number, left in running.items():
-            yield _step(left, is_ended=False), sizes[number]
-
-    def _held(self, size_bytes: int) -> int:
-        if size_bytes > HELD_BYTES_MAX:
-            raise self._broken(f"more than {HELD_BYTES_MAX:,} bytes of entries are of unended executions")
-        return size_bytes
+            if (item := running.get(entry.step)) is None:
+                if entry.step and entry.kind != "execute":
+                    continue  # it came after the end of its execution
+                item = _Waiting(is_over=not entry.step)
+                waiting.append(item)
+            if entry.step:
+                running[entry.step] = item
+            item.entries.append(entry)
+            item.size_bytes += line_bytes + _ENTRY_BYTES
+            held += line_bytes + _ENTRY_BYTES
+            if held > HELD_BYTES_MAX:
+                raise self._broken(f"more than {HELD_BYTES_MAX:,} bytes of entries are of unended executions")
+            if entry.step and (entry.kind == "broken" or item.has_result):
+                item.is_over = True
+                del running[entry.step]
+            while waiting and waiting[0].is_over:
+                held -= waiting[0].size_bytes
+                yield waiting.popleft().item()
+        for left in waiting:
+            yield left.item()
 
     def _sized_entries(self) -> Iterator[tuple[Entry, int]]:
         """Yields the entries with the bytes of their lines."""
@@ -417,8 +386,23 @@ def _entry(number: int, line: bytes) -> Entry:
     raise RecordingError(f"the recording can't be read: entry {number} is not as a recorder writes it")
 
 
-def _step(entries: list[Entry], *, is_ended: bool) -> Step:
-    return Step(entries[0].step, entries[0].message(), tuple(entries), is_ended)
+@dataclass
+class _Waiting:
+    """An entry outside of executions, or those of an execution; `is_over` when no further one belongs to it."""
+
+    is_over: bool
+    entries: list[Entry] = field(default_factory=list)
+    size_bytes: int = 0
+
+    @property
+    def has_result(self) -> bool:
+        return self.entries[-1].kind == "event" and "result" in self.entries[-1].fields
+
+    def item(self) -> Entry | Step:
+        first = self.entries[0]
+        if not first.step:
+            return first
+        return Step(first.step, first.message(), tuple(self.entries), is_ended=self.has_result)
 
 
 def _is_manifest(found: dict[str, Any]) -> bool:
@@ -477,10 +461,12 @@ class Recorder(ShortRepr):
 
     def add(self, kind: str, fields: Mapping[str, Any] | Message, *, step: int = 0, redacted: bool = False) -> None:
         """Adds an entry; its payloads come from `payload`."""
+        entry = service_pb.RecordedEntry(time_s=time.time(), kind=kind, step=step, redacted=redacted)
         if isinstance(fields, Message):
-            self._file.add(kind, step, fields.SerializeToString(), redacted and _REDACTED)
+            entry.message = fields.SerializeToString()
         else:
-            self._file.add(kind, step, packed_json(fields), _IS_JSON | (redacted and _REDACTED))
+            entry.json = packed_json(fields)
+        self._file.add(entry.SerializeToString())
 
     def begin_step(self, request: service_pb.ExecuteRequest) -> int:
         """Adds the request of an execution. Returns its number."""
@@ -540,15 +526,13 @@ class _File:
         self._referenced: Counter[str] = Counter()
         self._unknown: Counter[str] = Counter()
 
-    def add(self, kind: str, step: int, fields: bytes, flags: int, time_s: float | None = None) -> None:
+    def add(self, entry: bytes) -> None:
+        """Adds a RecordedEntry."""
         with self._lock:
-            if not self._takes() or not self._fits(len(fields)):
+            if not self._takes() or not self._fits(len(entry)):
                 return
-            self._captured[kind] += 1
-            at_s = time.time() if time_s is None else time_s
-            noted = _NOTED.pack(at_s, _KIND_NAMES.index(kind), flags, step, len(fields))
             try:
-                self._entries.write(noted + fields)
+                self._entries.write(ENTRY_LENGTH.pack(len(entry)) + entry)
                 self._entries.flush()
             except OSError as error:
                 self._discard(error)
@@ -656,16 +640,15 @@ class _File:
     def _lines(self) -> Iterator[tuple[str, bytes]]:
         """Yields the kind and the line of each entry."""
         self._entries.seek(0)
-        while head := self._entries.read(_NOTED.size):
-            time_s, number, flags, step, size = _NOTED.unpack(head)
-            data, kind = self._entries.read(size), _KIND_NAMES[number]
-            made = KINDS[kind]
-            if made is None or flags & _IS_JSON:
-                fields = _read_json(data)
+        while length := self._entries.read(ENTRY_LENGTH.size):
+            entry = service_pb.RecordedEntry.FromString(self._entries.read(*ENTRY_LENGTH.unpack(length)))
+            made = KINDS[entry.kind]
+            if made is None or entry.WhichOneof("fields") == "json":
+                fields = _read_json(entry.json)
             else:
-                fields = fields_of(made.FromString(data))
-            entry = {"time": round(time_s, 6), "kind": kind, "step": step, "fields": fields}
-            yield kind, packed_json({**entry, "redacted": True} if flags & _REDACTED else entry) + b"\n"
+                fields = fields_of(made.FromString(entry.message))
+            line = {"time": round(entry.time_s, 6), "kind": entry.kind, "step": entry.step, "fields": fields}
+            yield entry.kind, packed_json({**line, "redacted": True} if entry.redacted else line) + b"\n"
 
 
 class FetchedFile(_File):
@@ -673,9 +656,6 @@ class FetchedFile(_File):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, ())
-
-    def take(self, time_s: float, kind: str, step: int, fields: bytes, *, is_json: bool, redacted: bool) -> None:
-        self.add(kind, step, fields, (is_json and _IS_JSON) | (redacted and _REDACTED), time_s)
 
     def finish(self, completeness: service_pb.RecordingCompleteness) -> None:
         """Takes over what the recording lacks. `close` must follow."""

@@ -74,15 +74,13 @@ class FetchedRecording:
         try:
             entry = service_pb.RecordedEntry.FromString(data)
             made: Any = KINDS[entry.kind]
-            is_json = entry.WhichOneof("fields") == "json"
-            if is_json:
+            if entry.WhichOneof("fields") == "json":
                 _ = _read_json(entry.json)
             else:
                 made.FromString(entry.message)
         except (KeyError, AttributeError, DecodeError, strict_json.NotJson) as error:
             raise ProtocolError("an entry of the recording can't be read: update remote-executor") from error
-        fields = entry.json if is_json else entry.message
-        self._file.take(entry.time_s, entry.kind, entry.step, fields, is_json=is_json, redacted=entry.redacted)
+        self._file.add(data)
 
     def _end_blob(self) -> None:
         if self._blob_id:

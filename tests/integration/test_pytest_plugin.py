@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
-from pathlib import Path
+import functools
 
 import pytest
 
 from tests.support.daemon import Daemon
 
-ROOT = Path(__file__).parents[2]
-TIMEOUT_S = 100.0
+pytest_plugins = ["pytester"]
+
 TEST = '''
 import os
 
@@ -51,28 +48,34 @@ def test_price(recorded_agent):
 '''
 
 
-def run(directory: Path, *arguments: str, **environment: str) -> tuple[int, str]:
-    """Runs the test in a process of its own; returns its exit code and its output."""
-    command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider", *arguments, str(directory)]
-    given = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    ended = subprocess.run(command, cwd=directory, env=given, capture_output=True, text=True, timeout=TIMEOUT_S)
-    return ended.returncode, ended.stdout + ended.stderr
+def run(
+    pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch, *options: str, **environment: str
+) -> tuple[int, str]:
+    """Runs the test in a run of pytest of its own; returns its exit code and its output."""
+    with monkeypatch.context() as patch:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        ran = pytester.runpytest_inprocess("-q", "--tb=short", "-p", "no:cacheprovider", "-p", "no:xdist", *options)
+    return ran.ret, "\n".join([*ran.outlines, *ran.errlines])
 
 
-def test_an_agent_is_recorded_once_and_then_runs_offline(daemon: Daemon, tmp_path: Path) -> None:
-    (tmp_path / "pytest.ini").write_text("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
-    (tmp_path / "conftest.py").write_text('pytest_plugins = ["executor_client.pytest_plugin"]\n')
-    (tmp_path / "test_shop.py").write_text(TEST)
-    code, out = run(tmp_path)
+def test_an_agent_is_recorded_once_and_then_runs_offline(
+    daemon: Daemon, pytester: pytest.Pytester, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_it = functools.partial(run, pytester, monkeypatch)
+    pytester.makeini("[pytest]\nasyncio_default_fixture_loop_scope = function\n")
+    pytester.makeconftest('pytest_plugins = ["executor_client.pytest_plugin"]')
+    (pytester.path / "test_shop.py").write_text(TEST)
+    code, out = run_it()
     assert code == pytest.ExitCode.TESTS_FAILED and "record it with --remote-executor-record=once" in out
-    code, out = run(tmp_path, "--remote-executor-record=once", ADDRESS=daemon.address, TOKEN=daemon.token)
+    code, out = run_it("--remote-executor-record=once", ADDRESS=daemon.address, TOKEN=daemon.token)
     assert code == pytest.ExitCode.OK, out
-    assert (tmp_path / "recordings/test_shop/test_price.rxr").stat().st_mode & 0o777 == 0o600
-    code, out = run(tmp_path)
+    assert (pytester.path / "recordings/test_shop/test_price.rxr").stat().st_mode & 0o777 == 0o600
+    code, out = run_it()
     assert code == pytest.ExitCode.OK, out
-    code, out = run(tmp_path, CHANGED="prompt")
+    code, out = run_it(CHANGED="prompt")
     assert code == pytest.ExitCode.TESTS_FAILED
     assert "call 1 of the model, message 2" in out and "a vase" in out and "a cup" in out
-    code, out = run(tmp_path, CHANGED="tool")
+    code, out = run_it(CHANGED="tool")
     assert code == pytest.ExitCode.TESTS_FAILED
     assert "the tool price" in out and "Does something else." in out

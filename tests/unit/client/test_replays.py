@@ -82,6 +82,11 @@ def hostile(tmp_path: Path) -> Path:
             add(step, log=pb.LogEvent(stream=pb.OUTPUT_STREAM_STDERR, text=text))
             failed = {"outcome": pb.OUTCOME_EXCEPTION, "error": pb.ErrorDetail(type=text, message=text)}
             add(step, result=pb.ExecutionResult(output=value({text: [text]}), **failed))  # type: ignore[arg-type]
+            command = service_pb.StartProcessRequest(process_id="p", argv=[text, text])
+            recorder.add("command", command)
+            for stream in (pb.OUTPUT_STREAM_STDOUT, pb.OUTPUT_STREAM_STDERR):
+                printed = pb.ProcessEvent(output=pb.ProcessOutput(stream=stream, data=text.encode() + b"\xff\x9b"))
+                recorder.add("output", service_pb.RecordedProcessEvent(process_id="p", event=printed))
             recorder.note(text, unknown=True)
         step = recorder.begin_step(service_pb.ExecuteRequest(execution_id="images", code="draw()"))
         for data, kind in (

@@ -6,7 +6,7 @@ The client writes the file (`executor_client.recording`); the daemon keeps entri
 from __future__ import annotations
 
 import struct
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from google.protobuf import json_format
@@ -75,6 +75,15 @@ PORTS = "connections to ports of the sandbox"
 """What a recording lacks of a session whose ports were used."""
 ENV_OF_COMMANDS = "values of environment variables of commands"
 """What a recording lacks after `drop_env_values`."""
+
+
+def tool_payloads(request: service_pb.RegisterToolsRequest) -> Iterator[pb.Payload]:
+    """Yields the payloads of the tools that are shipped into the sandbox."""
+    for spec in request.tools:
+        if spec.shipped.WhichOneof("code") == "value":
+            yield spec.shipped.value.packed
+        elif spec.shipped.source.HasField("bindings"):
+            yield spec.shipped.source.bindings.packed
 
 
 def payload_of(event: pb.Event) -> pb.Payload | None:

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from executor_api.recordings import PORTS
+from executor_api.recordings import PORTS, tool_payloads
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.requests import InlineBudget
@@ -133,7 +133,7 @@ class _Replay:
                 session.authorize_imports(message.authorized_imports)
             case "tools":
                 self.tools = {each.name: each.is_final_answer for each in message.tools if not each.HasField("shipped")}
-                self._send(message, _shipped_payloads(message))
+                self._send(message, tool_payloads(message))
             case "variables":
                 self._send(message, [each.value.packed for each in message.variables])
             case "files":
@@ -285,16 +285,6 @@ def _takes(call: RecordedCall, given: tuple[Any, Any]) -> bool:
         return True
     recorded = call.arguments
     return type(recorded) is tuple and alike([*recorded], [*given])
-
-
-def _shipped_payloads(request: service_pb.RegisterToolsRequest) -> list[pb.Payload]:
-    found = []
-    for spec in request.tools:
-        if spec.shipped.WhichOneof("code") == "value":
-            found.append(spec.shipped.value.packed)
-        elif spec.shipped.source.HasField("bindings"):
-            found.append(spec.shipped.source.bindings.packed)
-    return found
 
 
 def _texts(head: Mapping[str, Any], name: str) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from google.protobuf.message import Message
 
@@ -18,6 +18,9 @@ from executor_server.api.recordings.writer import RecordingWriter
 from executor_server.core import Event, Payload, ProcessEvent, ProcessOutput, RecordRules
 from executor_server.sessions.journal import ExecutionRequest, ToolFailure
 
+if TYPE_CHECKING:
+    from executor_server.api.recordings.store import Recordings
+
 HELD_BYTES_MAX = 64 << 20
 """Bytes of one recording that wait to be written."""
 HELD_BYTES_TOTAL = 256 << 20
@@ -25,31 +28,15 @@ HELD_BYTES_TOTAL = 256 << 20
 _ITEM_BYTES = 512
 
 
-class WriterThread(Protocol):
-    """The thread that writes recordings."""
-
-    held_bytes: int
-    """Bytes that all recorders hold."""
-
-    def is_short_for(self, held_bytes: int) -> bool:
-        """Returns True if too much is held, and a recorder that holds this much holds more than its share."""
-        ...
-
-    def soon(self, recorder: Recorder) -> None:
-        """Must take and write what a recorder holds."""
-        ...
-
-
 class Recorder:
     """Records one session; implements `sessions.recorder.SessionRecorder`."""
 
-    def __init__(self, writer: RecordingWriter, thread: WriterThread, on_end: Callable[[Recorder], None]) -> None:
+    def __init__(self, writer: RecordingWriter, recordings: Recordings) -> None:
         self.writer = writer
         self.held_bytes = 0  # also of what the thread writes now
         self.is_over = False
         self.is_cut = False  # it ended before the session, or is about to
-        self._thread = thread
-        self._on_end = on_end
+        self._recordings = recordings
         self._items: list[tuple[Any, ...]] = []
         self._new_bytes = 0
         self._uploads = 0
@@ -80,7 +67,7 @@ class Recorder:
         if not self.is_over:
             self.put(0, RecordingWriter.close)
             self.is_over = True
-            self._on_end(self)
+            self._recordings.on_end(self)
 
     # -- what the calls of clients report ------------------------------------------------------------------------
 
@@ -123,7 +110,7 @@ class Recorder:
 
     def wrote(self, size_bytes: int) -> None:
         self.held_bytes -= size_bytes
-        self._thread.held_bytes -= size_bytes
+        self._recordings.held_bytes -= size_bytes
 
     @property
     def new_bytes(self) -> int:
@@ -134,15 +121,15 @@ class Recorder:
         """Has the thread call a method of the writer, which needs `size_bytes` of memory until then."""
         if self.is_over or ((self.is_cut or self.writer.ended) and method is not RecordingWriter.close):
             return
-        is_slow = self.held_bytes > HELD_BYTES_MAX or self._thread.is_short_for(self.held_bytes)
+        is_slow = self.held_bytes > HELD_BYTES_MAX or self._recordings.is_short_for(self.held_bytes)
         if is_slow and method is not RecordingWriter.close:
             method, arguments, options = RecordingWriter.end_early, ("the disk is slower than the session", "slow"), {}
             size_bytes, self.is_cut = 0, True
-        self._thread.held_bytes += size_bytes + _ITEM_BYTES
+        self._recordings.held_bytes += size_bytes + _ITEM_BYTES
         self.held_bytes += size_bytes + _ITEM_BYTES
         self._new_bytes += size_bytes + _ITEM_BYTES
         self._items.append((method, time.time(), arguments, options))
-        self._thread.soon(self)
+        self._recordings.soon(self)
 
 
 class RecordedUpload:

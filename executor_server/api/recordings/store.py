@@ -52,14 +52,10 @@ READERS_MAX = 4
 _log = structlog.get_logger(__name__)
 
 
-def _nothing(caller: Principal, session_id: str, tenant: str) -> None:
-    """Nobody wants to know who fetches recordings."""
-
-
 class Recordings(Recorders):
     """Owns the directory of recordings, and the thread that writes them."""
 
-    def __init__(self, directory: Path, on_fetch: Callable[[Principal, str, str], None] = _nothing) -> None:
+    def __init__(self, directory: Path, on_fetch: Callable[[Principal, str, str], None] = lambda *_: None) -> None:
         """`on_fetch` is called with the caller, the session and its tenant before a recording is read."""
         self.held_bytes = 0  # of all recorders
         self._directory = directory
@@ -128,7 +124,7 @@ class Recordings(Recorders):
             )
             self._stats.begun[rules.mode] += 1
         writer = RecordingWriter(RecordingFiles(self._directory / session.session_id), about, rules)
-        recorder = self._recorders[session.session_id] = Recorder(writer, self, self._on_end)
+        recorder = self._recorders[session.session_id] = Recorder(writer, self)
         recorder.start(None if is_recovered else _head(session))
         if session.spec.network.any and not is_recovered:
             recorder.unseen("what hosts of the network answered")
@@ -144,7 +140,8 @@ class Recordings(Recorders):
         recorder = self._recorders.get(session.session_id)
         return nullcontext(NoUpload()) if recorder is None else recorder.upload(keeps=keeps)
 
-    def _on_end(self, recorder: Recorder) -> None:
+    def on_end(self, recorder: Recorder) -> None:
+        """Must be called when a session has ended."""
         session_id = recorder.writer.about.session_id
         del self._recorders[session_id]
         about = _with_end(recorder.writer.about, time.time(), recorder.writer.ended)

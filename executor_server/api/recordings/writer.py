@@ -9,7 +9,7 @@ from __future__ import annotations
 import fnmatch
 import json
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from executor_api.recordings import (
     drop_env_values,
     fields_of,
     payload_of,
+    tool_payloads,
 )
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
@@ -245,7 +246,7 @@ class RecordingWriter:
                 self.note("variables that the client set", unknown=True)
                 return
         elif isinstance(request, service_pb.RegisterToolsRequest):
-            for payload in _shipped_payloads(request):
+            for payload in tool_payloads(request):
                 self._store(payload, self._uploads, redacted=False)
             self._note_tools(request)
         elif isinstance(request, service_pb.StartProcessRequest) and drop_env_values(request):
@@ -339,11 +340,3 @@ class RecordingWriter:
         else:
             entry.json = json.dumps(fields).encode()
         self._files.append(ENTRY, entry.SerializeToString())
-
-
-def _shipped_payloads(request: service_pb.RegisterToolsRequest) -> Iterator[pb.Payload]:
-    for spec in request.tools:
-        if spec.shipped.WhichOneof("code") == "value":
-            yield spec.shipped.value.packed
-        elif spec.shipped.source.HasField("bindings"):
-            yield spec.shipped.source.bindings.packed

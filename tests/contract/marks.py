@@ -85,7 +85,6 @@ OF_THE_GUEST = frozenset(
 MEET_THE_BACKEND = frozenset(
     (
         "test_a_branch_that_kills_the_interpreter_loses_the_variables_and_that_is_said",
-        "test_a_branch_that_runs_out_of_memory_costs_the_session_nothing",
         "test_a_connection_that_breaks_is_told_as_broken_and_not_as_ended",
         "test_a_full_table_of_processes_has_no_room_for_a_savepoint",
         "test_a_full_terminal_that_no_client_reads_takes_keys_all_the_same",

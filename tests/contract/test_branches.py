@@ -16,7 +16,6 @@ from executor_server.core import (
     Reason,
     VariablesState,
 )
-from executor_server.core.config import MIB
 from tests.contract.harness import Harness, Transcript, follow
 from tests.contract.marks import promise
 from tests.support.attacks import KILL_COPIES
@@ -108,19 +107,6 @@ async def test_however_a_branch_ends_the_session_is_as_it_was(harness: Harness, 
     assert (end_of(tried).number, end_of(tried).why_not_kept, end_of(tried).left_out) == (0, why, ())
     now = await harness.run(session, "import os\nprint(x, os.listdir(), open('f').read())")
     assert (now.stdout, now.ended.generation) == ("[1] ['f'] before\n", 1)
-
-
-@promise("branches")
-async def test_a_branch_that_runs_out_of_memory_costs_the_session_nothing(harness: Harness) -> None:
-    session = await harness.session(memory_bytes=128 * MIB)
-    await harness.run(session, "x = bytearray(20 * 2**20)")
-    tried = await harness.run(
-        session,
-        "import mmap\nheld = [mmap.mmap(-1, 2**20) for _ in range(400)]\nfor each in held: each.write(b'x' * 2**20)",
-        branch=True,
-    )
-    assert (tried.outcome, tried.state) == ("out_of_memory", "kept"), tried.ended
-    assert (await harness.run(session, "print(len(x))")).stdout == f"{20 * MIB}\n"
 
 
 @promise("branches")

@@ -15,7 +15,7 @@ import math
 import random
 import time
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import grpc
 import structlog
@@ -27,6 +27,9 @@ from executor_server.fleet.api import wire
 from executor_server.fleet.api.dialing import Dialer, DialError
 from executor_server.fleet.api.node_calls import RefusedByNode, refusal_of
 from executor_server.fleet.membership import Control, FrontHello, NodeHello, NodeRefused, NodeReport, Renewal
+
+if TYPE_CHECKING:
+    from executor_server.fleet.api.front_fleet import FrontFleet
 
 HELLO_TIME_S = 30.0
 """Seconds for a node to answer a hello. It first ends the sessions that were reported lost."""
@@ -49,31 +52,6 @@ class LinkBroken(Exception):
         self.is_wrong = is_wrong
 
 
-class Membership(Protocol):
-    """Decides what a link sends, and learns what it brings."""
-
-    def hello_for(self, node: str) -> FrontHello: ...
-
-    def linked(self, link: FrontLink, hello: NodeHello) -> None:
-        """Raises NodeRefused for a node that is not taken."""
-
-    def reported(self, link: FrontLink, report: NodeReport) -> Renewal | None:
-        """Returns the answer; None for a report that came before. Raises NodeRefused for one that does not fit."""
-
-    def unlinked(self, link: FrontLink) -> None: ...
-
-    def superseded(self, node: str) -> None:
-        """The node obeys a later start of this front, or a copy of it."""
-
-    def link_of(self, node: str) -> FrontLink | None: ...
-
-    def is_refused(self, node: str) -> bool:
-        """True for a node that the operator has refused."""
-
-    @property
-    def control(self) -> Control: ...
-
-
 class FrontLink:
     """The link to the node at one address."""
 
@@ -81,7 +59,7 @@ class FrontLink:
         self,
         address: TcpAddress,
         dialer: Callable[[], Dialer],
-        members: Membership,
+        fleet: FrontFleet,
         *,
         interval_s: float,
         lease_s: float,
@@ -95,7 +73,7 @@ class FrontLink:
         self.problem = ""
         """The reason why there is no link now."""
         self._dialer = dialer
-        self._members = members
+        self._fleet = fleet
         self._interval_s = interval_s
         # Half a lease without a report leaves the other half for another connection.
         self._silence_s = max(lease_s / 2, 3 * interval_s)
@@ -181,10 +159,10 @@ class FrontLink:
         dialer = self._dialer()
         member = await dialer.member_at(self.address)
         self.node = member.node
-        if self._members.is_refused(member.node):
+        if self._fleet.is_refused(member.node):
             # As seldom as one that says something wrong: the holder of its certificate may be hostile.
             raise LinkBroken(REFUSED_TEXT, is_wrong=True)
-        other = self._members.link_of(member.node)
+        other = self._fleet.link_of(member.node)
         if other is not None:
             raise LinkBroken(f"the node {member.node} is linked at {other.address} already")
         channel = dialer.link_channel(self.address, member)
@@ -204,18 +182,18 @@ class FrontLink:
         if not isinstance(refusal, RefusedByNode):
             return LinkBroken(f"{error.code().name}: {error.details()}")
         if refusal.reason == Reason.FRONT_SUPERSEDED.value:
-            self._members.superseded(self.node)
+            self._fleet.superseded(self.node)
         return LinkBroken(f"it refuses the link: {refusal.message}")
 
     async def _follow(self, call: Any, calls: grpc.aio.Channel) -> None:
         """Exchanges hellos, then answers reports; `calls` connects at first use."""
-        own_hello = self._members.hello_for(self.node)
+        own_hello = self._fleet.hello_for(self.node)
         self.front_instance = own_hello.instance
         await self._send(call, own_hello)
         hello = await self._receive(call, HELLO_TIME_S)
         if not isinstance(hello, NodeHello):
             raise LinkBroken("it reported before its hello", is_wrong=True)
-        self._members.linked(self, hello)
+        self._fleet.linked(self, hello)
         self._calls, self.problem, self._control_sent = calls, "", ("", 0.0)
         self._up_since_s = time.monotonic()
         _log.info("fleet_link_up", address=str(self.address), node=self.node, epoch=hello.epoch)
@@ -225,7 +203,7 @@ class FrontLink:
                 received_s = time.monotonic()
                 if not isinstance(report, NodeReport):
                     raise LinkBroken("it sent a second hello", is_wrong=True)
-                renewal = self._members.reported(self, report)
+                renewal = self._fleet.reported(self, report)
                 if renewal is not None:
                     await self._send(call, renewal)
                 await self._control(call, report)
@@ -233,12 +211,12 @@ class FrontLink:
                 await asyncio.sleep(max(0.0, received_s + self._interval_s / 4 - time.monotonic()))
         finally:
             self._calls = None
-            self._members.unlinked(self)
+            self._fleet.unlinked(self)
             await calls.close(None)
 
     async def _control(self, call: Any, report: NodeReport) -> None:
         """Sends the fleet's control to a node that has another in force."""
-        control, now_s = self._members.control, time.monotonic()
+        control, now_s = self._fleet.control, time.monotonic()
         sent, sent_s = self._control_sent
         if report.control_fingerprint == control.fingerprint:
             return

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Protocol, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import grpc
 import structlog
@@ -25,6 +25,9 @@ from executor_server.api.errors import DETAILS_KEY, DOMAIN, PassedOn
 from executor_server.api.handlers import Context
 from executor_server.core import ExecutorError, PreconditionFailed, Principal, Reason, ResourceExhausted, Unavailable
 from executor_server.fleet.api.wire import PRINCIPAL_KEY, principal_bytes
+
+if TYPE_CHECKING:
+    from executor_server.fleet.api.front_link import FrontLink
 
 T = TypeVar("T")
 
@@ -43,17 +46,6 @@ _MAX_DETAILS_BYTES = 6000
 Metadata = Sequence[tuple[str, str | bytes]]
 
 _log = structlog.get_logger(__name__)
-
-
-class NodeLink(Protocol):
-    """The connection to one node. `front_instance`: this start of the front, which the node obeys."""
-
-    node: str
-    front_instance: str
-
-    @property
-    def channel(self) -> Any:
-        """The channel; the stubs of grpc know no calls of plain bytes."""
 
 
 class RefusedByNode(PassedOn):
@@ -75,7 +67,7 @@ class NodeSilent(Unavailable):
         self.problem = problem  # for operators
 
 
-def metadata_for(link: NodeLink, principal: Principal, context: Context | None = None) -> Metadata:
+def metadata_for(link: FrontLink, principal: Principal, context: Context | None = None) -> Metadata:
     """Returns the metadata of a call that is made for this caller, with the trace of its call."""
     metadata: list[tuple[str, str | bytes]] = [(PRINCIPAL_KEY, principal_bytes(principal, link.front_instance))]
     if context is not None:
@@ -102,7 +94,7 @@ def _paths() -> dict[str, tuple[str, Any]]:
 _METHODS = _paths()
 
 
-async def ask(link: NodeLink, method: str, request: Message, principal: Principal, time_s: float | None) -> Any:
+async def ask(link: FrontLink, method: str, request: Message, principal: Principal, time_s: float | None) -> Any:
     """Returns the answer of a node to a call with one message. Raises RefusedByNode, ExecutorError."""
     path, answer_class = _METHODS[method]
     send = link.channel.unary_unary(
@@ -133,7 +125,7 @@ async def keep_following(node: str, follow: Callable[[], Awaitable[None]], event
 
 
 def begin_stream(
-    link: NodeLink, method: str, request: Message, principal: Principal, context: Context | None = None
+    link: FrontLink, method: str, request: Message, principal: Principal, context: Context | None = None
 ) -> Any:
     """Begins a call to a node that answers with many messages, which are read in `translated`.
 
@@ -150,7 +142,7 @@ def begin_stream(
 
 
 async def ask_all(
-    links: Sequence[NodeLink], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
+    links: Sequence[FrontLink], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
 ) -> list[tuple[str, Any]]:
     """Returns the answers of all nodes that answer in time, with their names."""
     answers = await answers_of(links, method, request, principal, time_s)
@@ -162,11 +154,11 @@ async def ask_all(
 
 
 async def answers_of(
-    links: Sequence[NodeLink], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
+    links: Sequence[FrontLink], method: str, request: Message, principal: Principal, time_s: float = ASK_TIME_S
 ) -> list[Any]:
     """Returns the answer of each node, or the ExecutorError or RefusedByNode in its place."""
 
-    async def one(link: NodeLink) -> Any:
+    async def one(link: FrontLink) -> Any:
         try:
             return await ask(link, method, request, principal, time_s)
         except (ExecutorError, PassedOn) as error:

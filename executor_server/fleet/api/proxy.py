@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 
 import grpc
 from google.protobuf import message_factory
@@ -24,17 +24,17 @@ from executor_server.api import checks
 from executor_server.api.auth import current_principal
 from executor_server.api.handlers import Context, Handler
 from executor_server.api.upload import PIECE_TIMEOUT_S
-from executor_server.core import InvalidRequest, Principal, Reason
+from executor_server.core import InvalidRequest, Reason
+from executor_server.fleet.api.front_fleet import FrontFleet
+from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.api.node_calls import (
     Metadata,
-    NodeLink,
     RefusedByNode,
     answer_of,
     metadata_for,
     time_left_s,
     translated,
 )
-from executor_server.fleet.membership import FleetUsage
 
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
 _ADMIN = admin_pb.DESCRIPTOR.services_by_name["AdminService"]
@@ -57,24 +57,14 @@ _Descriptor: TypeAlias = Any  # protobuf's descriptors have no types
 _Read: TypeAlias = Callable[[Message], str]
 
 
-class Router(Protocol):
-    """Knows where sessions are, and what their tenants use."""
-
-    usage: FleetUsage
-
-    def route(self, principal: Principal, session_id: str, method: str) -> NodeLink:
-        """Returns the link to the session's node, for a call of this method. Raises ExecutorError."""
-        ...
-
-
-def proxy_handlers(router: Router, *, by_hand: frozenset[str]) -> dict[str, dict[str, Handler]]:
+def proxy_handlers(fleet: FrontFleet, *, by_hand: frozenset[str]) -> dict[str, dict[str, Handler]]:
     """Returns the handlers of all methods whose request names a session, except those written `by_hand`.
 
     The keys are the names of service and method, as RpcServer needs them.
     """
     return {
         service.full_name: {
-            method.name: _handler(method, router)
+            method.name: _handler(method, fleet)
             for method in service.methods
             if method.name not in by_hand and _names_session(method)
         }
@@ -88,13 +78,13 @@ def _names_session(method: _Descriptor) -> bool:
     return method.client_streaming or "session_id" in method.input_type.fields_by_name
 
 
-def _handler(method: _Descriptor, router: Router) -> Handler:
+def _handler(method: _Descriptor, fleet: FrontFleet) -> Handler:
     path = f"/{method.containing_service.full_name}/{method.name}"
     first_parts, request_class = _first_parts(method), message_factory.GetMessageClass(method.input_type)
     session_in = _reader(first_parts)
 
-    def route(request: bytes, context: Context) -> tuple[NodeLink, Metadata]:
-        return _routed(router, path, session_in(_parsed(request_class, request)), context)
+    def route(request: bytes, context: Context) -> tuple[FrontLink, Metadata]:
+        return _routed(fleet, path, session_in(_parsed(request_class, request)), context)
 
     async def unary(request: bytes, context: Context) -> bytes:
         link, metadata = route(request, context)
@@ -120,7 +110,7 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
         await _both(_send(call, first, pieces), receive(call, link.node, context))
 
     if method.name == "Execute":
-        return grpc.unary_stream_rpc_method_handler(cast("Any", _execute(path, router)))
+        return grpc.unary_stream_rpc_method_handler(cast("Any", _execute(path, fleet)))
     if method.client_streaming and method.server_streaming:
         return grpc.stream_stream_rpc_method_handler(cast("Any", both))
     if method.client_streaming:
@@ -130,14 +120,14 @@ def _handler(method: _Descriptor, router: Router) -> Handler:
     return grpc.unary_unary_rpc_method_handler(cast("Any", unary))
 
 
-def _execute(path: str, router: Router) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:
+def _execute(path: str, fleet: FrontFleet) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:
     """Returns the handler of Execute, which counts the execution for its tenant's quotas."""
 
     async def execute(request: bytes, context: Context) -> None:
         parsed = cast("service_pb.ExecuteRequest", _parsed(service_pb.ExecuteRequest, request))
-        link, metadata = _routed(router, path, parsed.session_id, context)
+        link, metadata = _routed(fleet, path, parsed.session_id, context)
         execution = parsed.session_id, checks.identifier(parsed.execution_id, "execution_id")
-        with router.usage.executing(current_principal.get().tenant, link.node, execution) as counted:
+        with fleet.usage.executing(current_principal.get().tenant, link.node, execution) as counted:
             call = link.channel.unary_stream(path)(request, metadata=metadata, timeout=time_left_s(context))
             begun = asyncio.Event()
             try:
@@ -149,9 +139,9 @@ def _execute(path: str, router: Router) -> Callable[[bytes, Context], Coroutine[
     return execute
 
 
-def _routed(router: Router, path: str, session_id: str, context: Context) -> tuple[NodeLink, Metadata]:
+def _routed(fleet: FrontFleet, path: str, session_id: str, context: Context) -> tuple[FrontLink, Metadata]:
     principal = current_principal.get()
-    link = router.route(principal, checks.identifier(session_id, "session_id"), path)
+    link = fleet.route(principal, checks.identifier(session_id, "session_id"), path)
     return link, metadata_for(link, principal, context)
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -286,14 +285,6 @@ def test_an_audit_log_that_fails_is_told(metrics: Metrics) -> None:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Timed admission
-
-
-def test_no_question_passes_the_clock_without_being_asked_behind_it() -> None:
-    """AdmissionController itself admits everything: a method that TimedAdmission does not pass on would, too."""
-    questions = {
-        name for name, _ in inspect.getmembers(AdmissionController, inspect.isfunction) if not name.startswith("_")
-    }
-    assert questions and questions <= vars(TimedAdmission).keys()
 
 
 async def test_a_refusal_behind_the_clock_passes_and_is_timed(metrics: Metrics) -> None:

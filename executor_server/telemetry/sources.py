@@ -24,48 +24,47 @@ from executor_server.sessions.pool import PoolStats
 from executor_server.telemetry.instruments import PREFIX, Described, Names
 from executor_server.telemetry.metrics import Metrics
 
-SESSIONS = Described(
-    f"{PREFIX}sessions",
-    "gauge",
-    ("state", "profile", "backend"),
-    "Sessions; `state`: `idle`, `busy`, `paused` or `lost`.",
-)
-BACKENDS = Described(
-    f"{PREFIX}backend_state",
-    "gauge",
-    ("backend", "state"),
+_Sample = tuple[tuple[str, ...], float]
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> Described:
+    return Described(f"{PREFIX}{name}", "gauge", labels, meaning)
+
+
+def _counter(name: str, meaning: str, *labels: str) -> Described:
+    return Described(f"{PREFIX}{name}_total", "counter", labels, meaning)
+
+
+SESSIONS = _gauge("sessions", "Sessions; `state`: `idle`, `busy`, `paused` or `lost`.", "state", "profile", "backend")
+BACKENDS = _gauge(
+    "backend_state",
     "If several backends run: 1 for the state of each, which is `up`, `full` or `down`.",
+    "backend",
+    "state",
 )
-POLICY = Described(
-    f"{PREFIX}policy_info", "gauge", ("version", "fingerprint"), "1; its labels say which policy is in force."
+POLICY = _gauge("policy_info", "1; its labels say which policy is in force.", "version", "fingerprint")
+TENANT_USE = _gauge(
+    "tenant_use", "Current and past use of a tenant that the policy lists, by quota.", "tenant", "quota"
 )
-TENANT_USE = Described(
-    f"{PREFIX}tenant_use",
-    "gauge",
-    ("tenant", "quota"),
-    "Current and past use of a tenant that the policy lists, by quota.",
-)
-TENANT_QUOTA = Described(
-    f"{PREFIX}tenant_quota",
-    "gauge",
-    ("tenant", "quota"),
-    "Quotas of a tenant that the policy lists.",
-)
+TENANT_QUOTA = _gauge("tenant_quota", "Quotas of a tenant that the policy lists.", "tenant", "quota")
+# By the fields of PoolStats.
 POOL_GAUGES = {
-    "size": "Warm sandboxes that the pool should have.",
-    "depth": "Warm sandboxes in the pool.",
-    "making": "Sandboxes being created for the pool.",
+    "size": _gauge("pool_size", "Warm sandboxes that the pool should have.", "image"),
+    "depth": _gauge("pool_depth", "Warm sandboxes in the pool.", "image"),
+    "making": _gauge("pool_making", "Sandboxes being created for the pool.", "image"),
 }
 POOL_COUNTERS = {
-    "hits": "Sessions that got a warm sandbox.",
-    "misses": "Sessions of a pooled kind that needed a new sandbox.",
-    "made": "Sandboxes created for the pool.",
-    "failed": "Failed attempts to create a sandbox for the pool.",
-    "lost": "Warm sandboxes that died.",
-    "outdated": "Warm sandboxes discarded: image, guest or policy changed, or a better one was ready.",
-    "closed": "Warm sandboxes that ended with the pool.",
-    "ready_count": "Sandboxes that became ready, for the pool or for a session.",
-    "ready_time_sum_s": "Seconds that they took to become ready.",
+    "hits": _counter("pool_hits", "Sessions that got a warm sandbox.", "image"),
+    "misses": _counter("pool_misses", "Sessions of a pooled kind that needed a new sandbox.", "image"),
+    "made": _counter("pool_made", "Sandboxes created for the pool.", "image"),
+    "failed": _counter("pool_failed", "Failed attempts to create a sandbox for the pool.", "image"),
+    "lost": _counter("pool_lost", "Warm sandboxes that died.", "image"),
+    "outdated": _counter(
+        "pool_outdated", "Warm sandboxes discarded: image, guest or policy changed, or a better one was ready.", "image"
+    ),
+    "closed": _counter("pool_closed", "Warm sandboxes that ended with the pool.", "image"),
+    "ready_count": _counter("pool_ready", "Sandboxes that became ready, for the pool or for a session.", "image"),
+    "ready_time_sum_s": _counter("pool_ready_seconds", "Seconds that they took to become ready.", "image"),
 }
 # Fields of quotas.TenantUse by the name of their quota.
 _USED = {
@@ -77,47 +76,39 @@ _USED = {
     "output_bytes_per_hour": "output_bytes_in_last_hour",
     "egress_bytes_per_hour": "egress_bytes_in_last_hour",
 }
-_POOL_NAMES = {"ready_count": "ready", "ready_time_sum_s": "ready_seconds"}
-
-ENVIRONMENT_GAUGES = {
-    "environments": ("environments", "Package environments."),
-    "environments_in_use": ("in_use", "Package environments in use."),
-    "environments_building": ("building", "Package environments being built."),
-    "environments_queued": ("queued", "Package environments waiting to be built."),
-    "environments_disk_bytes": ("total_bytes", "Bytes on disk of environments, cache and builds."),
+# By the fields of packages.Statistics.
+ENVIRONMENTS = {
+    "environments": _gauge("environments", "Package environments."),
+    "in_use": _gauge("environments_in_use", "Package environments in use."),
+    "building": _gauge("environments_building", "Package environments being built."),
+    "queued": _gauge("environments_queued", "Package environments waiting to be built."),
+    "total_bytes": _gauge("environments_disk_bytes", "Bytes on disk of environments, cache and builds."),
 }
-AUDIT_FAILING = Described(f"{PREFIX}audit_failing", "gauge", (), "1 while the audit log can't be written, else 0.")
-AUDIT_COUNTERS = {
-    "records": "Records written to the audit log.",
-    "bytes": "Bytes written to the audit log.",
-    "lost_records": "Records that could not be written.",
-    "failures": "Times that writing the audit log began to fail.",
-    "flushes": "Times that the audit log was synced to disk.",
-}
-
-RECORDINGS = Described(f"{PREFIX}recordings", "gauge", (), "Recordings of sessions that are kept.")
-RECORDINGS_BYTES = Described(f"{PREFIX}recordings_disk_bytes", "gauge", (), "Bytes on disk of recordings.")
-RECORDINGS_BEGUN = Described(
-    f"{PREFIX}recordings_begun_total", "counter", ("mode",), "Sessions whose recording began; `mode`: as in the policy."
-)
-RECORDINGS_CUT = Described(
-    f"{PREFIX}recordings_cut_total",
-    "counter",
-    ("reason",),
+RECORDINGS = _gauge("recordings", "Recordings of sessions that are kept.")
+RECORDINGS_BYTES = _gauge("recordings_disk_bytes", "Bytes on disk of recordings.")
+RECORDINGS_BEGUN = _counter("recordings_begun", "Sessions whose recording began; `mode`: as in the policy.", "mode")
+RECORDINGS_CUT = _counter(
+    "recordings_cut",
     "Recordings that ended before their sessions; `reason`: `disk` (it can't be written), `slow` (the disk was slower"
     " than the session), `size`, `policy` or `internal`.",
+    "reason",
 )
-
-FORKED = Described(
-    f"{PREFIX}fork_server_sandboxes_total", "counter", (), "Sandboxes forked by the local backend's fork server."
-)
-NOT_FORKED = Described(
-    f"{PREFIX}fork_server_fallbacks_total",
-    "counter",
-    ("reason",),
+FORKED = _counter("fork_server_sandboxes", "Sandboxes forked by the local backend's fork server.")
+NOT_FORKED = _counter(
+    "fork_server_fallbacks",
     "Sandboxes made by bubblewrap although the policy allows the fork server; `reason`: `rare` (the pool keeps"
     " none of this kind), `starting`, `failing`, `failed`, `silent`, `unverified` or `unsupported`.",
+    "reason",
 )
+# By the attributes of AuditStats.
+AUDIT = {
+    "is_failing": _gauge("audit_failing", "1 while the audit log can't be written, else 0."),
+    "records": _counter("audit_records", "Records written to the audit log."),
+    "bytes": _counter("audit_bytes", "Bytes written to the audit log."),
+    "lost_records": _counter("audit_lost_records", "Records that could not be written."),
+    "failures": _counter("audit_failures", "Times that writing the audit log began to fail."),
+    "flushes": _counter("audit_flushes", "Times that the audit log was synced to disk."),
+}
 
 DESCRIBED = (
     SESSIONS,
@@ -125,20 +116,16 @@ DESCRIBED = (
     POLICY,
     TENANT_USE,
     TENANT_QUOTA,
-    *(Described(f"{PREFIX}pool_{name}", "gauge", ("image",), text) for name, text in POOL_GAUGES.items()),
-    *(
-        Described(f"{PREFIX}pool_{_POOL_NAMES.get(name, name)}_total", "counter", ("image",), text)
-        for name, text in POOL_COUNTERS.items()
-    ),
-    *(Described(f"{PREFIX}{name}", "gauge", (), text) for name, (_, text) in ENVIRONMENT_GAUGES.items()),
+    *POOL_GAUGES.values(),
+    *POOL_COUNTERS.values(),
+    *ENVIRONMENTS.values(),
     RECORDINGS,
     RECORDINGS_BYTES,
     RECORDINGS_BEGUN,
     RECORDINGS_CUT,
     FORKED,
     NOT_FORKED,
-    AUDIT_FAILING,
-    *(Described(f"{PREFIX}audit_{name}_total", "counter", (), text) for name, text in AUDIT_COUNTERS.items()),
+    *AUDIT.values(),
 )
 
 
@@ -173,50 +160,28 @@ class SourcesCollector(Collector):
         return ()
 
     def collect(self) -> Iterator[Metric]:
-        yield self._sessions()
-        yield self._backends()
+        sources, policy = self._sources, self._sources.policy()
+        yield _family(SESSIONS, self._sessions().items())
+        yield _family(BACKENDS, ((labels, 1) for labels in sources.backends().items()))
         yield from self._pool()
-        yield self._policy()
-        yield from self._quotas()
-        statistics = self._sources.environments()
-        for name, (field, text) in ENVIRONMENT_GAUGES.items():
-            yield GaugeMetricFamily(f"{PREFIX}{name}", text, value=getattr(statistics, field))
-        yield from self._fork_server()
-        yield from _recordings(self._sources.recordings())
-        if self._sources.audit is not None:
-            yield from _audit(self._sources.audit)
+        yield _family(POLICY, [((policy.version, policy.fingerprint), 1)])
+        yield from self._quotas(policy)
+        yield from _fields(ENVIRONMENTS, sources.environments())
+        recordings, forks = sources.recordings(), sources.fork_server()
+        yield _family(RECORDINGS, [((), recordings.kept)])
+        yield _family(RECORDINGS_BYTES, [((), recordings.kept_bytes)])
+        yield _family(RECORDINGS_BEGUN, _by_one_label(recordings.begun))
+        yield _family(RECORDINGS_CUT, _by_one_label(recordings.ended_early))
+        yield _family(FORKED, [((), forks.made)])
+        yield _family(NOT_FORKED, _by_one_label(forks.fallbacks))
+        if sources.audit is not None:
+            yield from _fields(AUDIT, sources.audit)
 
-    def _sessions(self) -> Metric:
-        counts = Counter(
+    def _sessions(self) -> Counter[tuple[str, ...]]:
+        return Counter(
             (session.state, self._profiles.label(session.spec.policy.profile), session.backend_name)
             for session in self._sources.sessions()
         )
-        family = _gauge(SESSIONS)
-        for labels, count in counts.items():
-            family.add_metric(labels, count)
-        return family
-
-    def _backends(self) -> Metric:
-        family = _gauge(BACKENDS)
-        for backend, state in self._sources.backends().items():
-            family.add_metric((backend, state), 1)
-        return family
-
-    def _fork_server(self) -> Iterator[Metric]:
-        stats = self._sources.fork_server()
-        yield CounterMetricFamily(FORKED.name.removesuffix("_total"), FORKED.meaning, value=stats.made)
-        fallbacks = CounterMetricFamily(
-            NOT_FORKED.name.removesuffix("_total"), NOT_FORKED.meaning, labels=NOT_FORKED.labels
-        )
-        for reason, count in stats.fallbacks.items():
-            fallbacks.add_metric((reason,), count)
-        yield fallbacks
-
-    def _policy(self) -> Metric:
-        policy = self._sources.policy()
-        family = _gauge(POLICY)
-        family.add_metric((policy.version, policy.fingerprint), 1)
-        return family
 
     def _pool(self) -> Iterator[Metric]:
         stats = dict(self._sources.pool())
@@ -231,54 +196,41 @@ class SourcesCollector(Collector):
             image = self._images.label(spec.image)
             now[image].update({name: getattr(each, name) for name in POOL_GAUGES})
             sums[image].update(_counts(each))
-        for name, text in POOL_GAUGES.items():
-            gauge = GaugeMetricFamily(f"{PREFIX}pool_{name}", text, labels=("image",))
-            for image, values in now.items():
-                gauge.add_metric((image,), values[name])
-            yield gauge
-        for name, text in POOL_COUNTERS.items():
-            counter = CounterMetricFamily(f"{PREFIX}pool_{_POOL_NAMES.get(name, name)}", text, labels=("image",))
-            for image, values in sums.items():
-                counter.add_metric((image,), values[name])
-            yield counter
+        for described, values in ((POOL_GAUGES, now), (POOL_COUNTERS, sums)):
+            for name, each_described in described.items():
+                yield _family(each_described, [((image,), counts[name]) for image, counts in values.items()])
 
-    def _quotas(self) -> Iterator[Metric]:
-        policy, quotas = self._sources.policy(), self._sources.quotas
-        uses, allowed = _gauge(TENANT_USE), _gauge(TENANT_QUOTA)
+    def _quotas(self, policy: Policy) -> Iterator[Metric]:
+        quotas = self._sources.quotas
+        uses: list[_Sample] = []
+        allowed: list[_Sample] = []
         for tenant in quotas.tenants():
             if not policy.lists(tenant) or self._tenants.label(tenant) != tenant:
                 continue
             use, quota = quotas.use_of(tenant), policy.quotas_of(tenant)
             for name, used in _USED.items():
-                uses.add_metric((tenant, name), getattr(use, used))
+                uses.append(((tenant, name), getattr(use, used)))
                 if (most := getattr(quota, name)) is not None:
-                    allowed.add_metric((tenant, name), most)
-        yield uses
-        yield allowed
+                    allowed.append(((tenant, name), most))
+        yield _family(TENANT_USE, uses)
+        yield _family(TENANT_QUOTA, allowed)
 
 
-def _recordings(stats: RecordingStats) -> Iterator[Metric]:
-    for described, value in ((RECORDINGS, stats.kept), (RECORDINGS_BYTES, stats.kept_bytes)):
-        gauge = _gauge(described)
-        gauge.add_metric((), value)
-        yield gauge
-    for described, counts in ((RECORDINGS_BEGUN, stats.begun), (RECORDINGS_CUT, stats.ended_early)):
-        counter = CounterMetricFamily(described.name.removesuffix("_total"), described.meaning, labels=described.labels)
-        for label, count in counts.items():
-            counter.add_metric((label,), count)
-        yield counter
+def _family(described: Described, samples: Iterable[_Sample]) -> Metric:
+    kind = GaugeMetricFamily if described.kind == "gauge" else CounterMetricFamily
+    family = kind(described.name.removesuffix("_total"), described.meaning, labels=described.labels)
+    for labels, number in samples:
+        family.add_metric(labels, number)
+    return family
 
 
-def _audit(stats: AuditStats) -> Iterator[Metric]:
-    failing = _gauge(AUDIT_FAILING)
-    failing.add_metric((), stats.is_failing)
-    yield failing
-    for name, text in AUDIT_COUNTERS.items():
-        yield CounterMetricFamily(f"{PREFIX}audit_{name}", text, value=getattr(stats, name))
+def _fields(described: Mapping[str, Described], stats: object) -> Iterator[Metric]:
+    """Returns a metric without labels for each of these fields."""
+    return (_family(each, [((), getattr(stats, name))]) for name, each in described.items())
 
 
-def _gauge(described: Described) -> GaugeMetricFamily:
-    return GaugeMetricFamily(described.name, described.meaning, labels=described.labels)
+def _by_one_label(counts: Mapping[str, int]) -> Iterator[_Sample]:
+    return (((label,), count) for label, count in counts.items())
 
 
 def _counts(stats: PoolStats) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.fleet.membership.messages import NodeBackend, NodeHello, NodeReport, WarmKind
-from executor_server.fleet.membership.placement import Drawable, Placement, Wanted
+from executor_server.fleet.membership.placement import Placement, Wanted
 from executor_server.fleet.membership.reservations import Reservations
 from executor_server.policy import QuotasTable
 from tests.unit.fleet.membership.test_members import Front
@@ -144,21 +144,6 @@ def test_the_reason_names_what_there_is(site: Site) -> None:
     nowhere = site.placement.explain(Wanted(("e2b",), "other"))
     assert not nowhere.is_full
     assert (nowhere.backends, nowhere.images, nowhere.labels) == (("local",), ("base", "data"), ("zone=a",))
-
-
-def test_a_drawable_set_draws_all_of_its_elements_and_none_else(site: Site) -> None:
-    for number in range(8):
-        site.node(f"n{number}")
-    members = list(site.front.members)
-    drawable, draws = Drawable(), random.Random(2)
-    for member in members:
-        drawable.add(member)
-        drawable.add(member)
-    for member in members[::2]:
-        drawable.discard(member)
-        drawable.discard(member)
-    assert len(drawable) == 4
-    assert {drawable.draw(draws) for _ in range(200)} == set(members[1::2])
 
 
 def test_a_report_is_needed_before_a_node_is_chosen(site: Site) -> None:

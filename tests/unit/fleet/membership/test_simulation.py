@@ -240,7 +240,7 @@ class Fleet(RuleBasedStateMachine):
 @pytest.mark.parametrize("part", range(rounds(40, 1)))
 def test_no_trouble_lets_two_nodes_serve_a_session_or_a_lost_one_come_back(part: int) -> None:
     limits = settings(
-        max_examples=rounds(250, 50),
+        max_examples=rounds(250, 25),
         stateful_step_count=30,
         phases=(Phase.explicit, Phase.reuse, Phase.generate, Phase.shrink),
         suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much, HealthCheck.data_too_large],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
@@ -148,23 +147,14 @@ def set_to(**fields: Any) -> Callable[[Any], None]:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"front_id": ""},
         {"front_id": "a b"},
-        {"front_id": "x" * 65},
         {"instance": ""},
         {"term": 0},
-        {"term": 2**63},
         {"lost_epoch": 2**64 - 1},
         {"lease_s": float("nan")},
-        {"lease_s": float("inf")},
-        {"lease_s": 0.0},
-        {"lease_s": -3.0},
         {"lease_s": 601.0},
         {"fence_s": float("inf")},
-        {"fence_s": 0.0},
-        {"report_interval_s": 0.0},
         {"report_interval_s": 2.0},
-        {"report_interval_s": float("nan")},
         {"program_version": "x" * 65},
         {"program_version": "\x1b[2J"},
     ],
@@ -230,7 +220,6 @@ def test_a_control_that_is_too_large_is_refused(parts: tuple[bytes, bytes]) -> N
     "renewal",
     [
         pb.Renewal(sequence=0),
-        pb.Renewal(sequence=1, egress_bytes={"": 1}),
         pb.Renewal(sequence=1, egress_bytes={"a b": 1}),
         pb.Renewal(sequence=1, egress_bytes={"a": 2**64 - 1}),
     ],
@@ -244,11 +233,8 @@ def test_a_wrong_renewal_is_refused(renewal: pb.Renewal) -> None:
     "fields",
     [
         {"node": "n-2"},
-        {"node": ""},
         {"epoch": 0},
-        {"epoch": 2**63},
         {"instance": ""},
-        {"instance": "a\n"},
         {"program_version": "\u202e"},
     ],
 )
@@ -281,18 +267,12 @@ def session(session_id: str = SESSION, tenant: str = "acme", request_id: str = "
     "message",
     [
         report(sequence=0),
-        report(epoch=0),
         report(max_sessions=MAX_NODE_SESSIONS + 1),
         report(load=float("nan")),
-        report(load=-1.0),
-        report(load=float("inf")),
         report(control_fingerprint="x"),
         report(control_problem="x" * 2001),
         report(control_problem="\x07"),
-        report(opened=[session("")]),
         report(opened=[session("n-2-" + "0a" * 16)]),
-        report(opened=[session("0a" * 16)]),
-        report(opened=[session(f"{NODE}-{'0A' * 16}")]),
         report(opened=[session(f"{NODE}-x-{'0a' * 16}")]),
         report(opened=[session(tenant="")]),
         report(opened=[session(request_id="")]),
@@ -312,7 +292,6 @@ def session(session_id: str = SESSION, tenant: str = "acme", request_id: str = "
         report(warm=[pb.WarmKind(backend="local", image=f"i{each}") for each in range(1025)]),
         report(tenants=[pb.NodeTenant(tenant="a b")]),
         report(tenants=[pb.NodeTenant(tenant="a"), pb.NodeTenant(tenant="a")]),
-        report(tenants=[pb.NodeTenant(tenant="a", cpu_time_s=float("inf"))]),
         report(tenants=[pb.NodeTenant(tenant="a", output_bytes=2**64 - 1)]),
     ],
 )
@@ -321,10 +300,10 @@ def test_a_wrong_report_is_refused(message: pb.LinkResponse) -> None:
         wire.response_from(message, NODE)
 
 
-def test_a_report_of_a_million_sessions_is_refused_by_its_number() -> None:
-    entries = pb.NodeReport(opened=[pb.NodeSession()] * 1_000_000)
-    with pytest.raises(InvalidRequest, match=re.escape("has 1000000 entries")):
+def test_a_report_of_too_many_sessions_is_refused_by_their_number() -> None:
+    entries = pb.NodeReport(opened=[pb.NodeSession()] * (MAX_NODE_SESSIONS + 1))
+    with pytest.raises(InvalidRequest, match=f"has {MAX_NODE_SESSIONS + 1} entries"):
         wire.response_from(pb.LinkResponse(report=entries), NODE)
-    closed = pb.NodeReport(closed=["x"] * 1_000_000)
-    with pytest.raises(InvalidRequest, match=re.escape("has 1000000 entries")):
+    closed = pb.NodeReport(closed=["x"] * (MAX_NODE_SESSIONS + 1))
+    with pytest.raises(InvalidRequest, match=f"has {MAX_NODE_SESSIONS + 1} entries"):
         wire.response_from(pb.LinkResponse(report=closed), NODE)

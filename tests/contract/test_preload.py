@@ -14,7 +14,7 @@ from tests.contract.ahead import HARMFUL, ahead, has_imported, imported
 from tests.contract.harness import MIB, Harness
 from tests.contract.marks import promise
 from tests.contract.wire import Front
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, is_full
 
 pytestmark = promise("preload")
 
@@ -33,7 +33,7 @@ LOADED = "import sys\nprint('numpy' in sys.modules)\nimport numpy\nint(numpy.ara
 async def test_a_kept_sandbox_has_imported_the_modules_before_its_session_does(python_with_modules: Path) -> None:
     async with ahead("ahead-numpy", python_with_modules, None) as harness:
         harness.pool.keep_ready([WarmSandboxes(harness.spec().sandbox, 1)])
-        await harness.pool.full()
+        assert await is_full(harness.pool)
         (monitor,) = [child for child in psutil.Process().children() if child.name() == "bwrap"]
         (supervisor,) = monitor.children()
         assert await eventually_async(lambda: has_imported(supervisor.children(), "_multiarray_umath"))

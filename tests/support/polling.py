@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
+
+if TYPE_CHECKING:
+    from executor_server.sessions.pool import WarmPool
 
 T = TypeVar("T")
 
@@ -37,6 +40,11 @@ async def eventually_awaited(probe: Callable[[], Awaitable[T]], *, timeout_s: fl
     while not (value := await probe()) and time.monotonic() < deadline:  # noqa: ASYNC110 - as above
         await asyncio.sleep(POLL_INTERVAL_S)
     return value
+
+
+async def is_full(pool: WarmPool) -> bool:
+    """Waits until the pool has all the sandboxes that it is to keep."""
+    return await eventually_async(lambda: all(each.depth >= each.size for each in pool.stats().values()))
 
 
 def has_ended(process: psutil.Process) -> bool:

@@ -52,13 +52,12 @@ class Kind:
     tried_s: float = 0.0  # time when the last attempt began
     backoff_s: float = 0.0
     retry_s: float = 0.0  # time of the next attempt
-    failing: bool = False
     counts: PoolStats = field(default_factory=PoolStats)  # without size, depth and making
 
     @property
     def wants(self) -> bool:
-        """True when one more shall be made. While attempts fail, there is one at a time."""
-        return len(self.kept) + self.making < self.size and not (self.failing and self.making)
+        """True when one more shall be made."""
+        return len(self.kept) + self.making < self.size
 
     def is_known(self, ready: ReadySandbox) -> bool:
         """Returns True when its backend has given a fingerprint."""

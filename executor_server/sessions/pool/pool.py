@@ -53,12 +53,11 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class PoolSettings:
-    """Concurrency, waits and intervals of the pool.
+    """Waits and intervals of the pool, which makes one sandbox at a time.
 
     A guest that hears nothing for its orphan_time_s ends itself, so kept ones are pinged every `ping_interval_s`.
     """
 
-    concurrency: int = 1  # sandboxes that are made at one time, over all kinds
     backoff_s: float = 1.0
     max_backoff_s: float = 60.0
     ping_interval_s: float = 10.0
@@ -80,7 +79,6 @@ class WarmPool:
         self._asked = AskedKinds(settings.asked)
         self._wanted = asyncio.Event()
         self._changed = asyncio.Event()  # the kinds have
-        self._filled = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._discards: set[asyncio.Task[None]] = set()
         self._taken_s = -_REFILL_PAUSE_S
@@ -105,7 +103,6 @@ class WarmPool:
             kind.size = wanted.get(kind.spec, 0)
             self._drop_surplus(kind)
         self._kinds = {spec: self._kinds.get(spec) or Kind(spec, size) for spec, size in wanted.items()}
-        self._note_depth()
         self._wanted.set()
         self._changed.set()
         if not self._tasks and any(wanted.values()):
@@ -113,7 +110,7 @@ class WarmPool:
 
     def _start_tasks(self) -> None:
         settings = self._settings
-        self._tasks = [asyncio.create_task(self._refill_forever()) for _ in range(settings.concurrency)]
+        self._tasks = [asyncio.create_task(self._refill_forever())]
         for step, interval_s in (
             (self._ping, settings.ping_interval_s),
             (self._check, settings.check_interval_s),
@@ -162,10 +159,6 @@ class WarmPool:
             self._asked.note(spec, _now_s())
             self._follow_requests()
 
-    async def full(self) -> None:
-        """Waits until every spec has its sandboxes."""
-        await self._filled.wait()
-
     def stats(self) -> dict[SandboxSpec, PoolStats]:
         """Returns the counts of each spec that is kept ready."""
         return {spec: kind.stats() for spec, kind in self._kinds.items()}
@@ -187,22 +180,19 @@ class WarmPool:
 
     def _take_kept(self, kind: Kind) -> ReadySandbox | None:
         """Returns the best one that is alive and up to date, without waiting."""
-        try:
-            while kind.kept:
-                ready = kind.best
-                kind.kept.remove(ready)
-                if not ready.channel.connected:
-                    kind.counts.lost += 1
-                    self._discard(ready)
-                elif not kind.is_current(ready):
-                    kind.counts.outdated += 1
-                    self._discard(ready)
-                else:
-                    ready.channel.on_lost = _ignore
-                    return ready
-            return None
-        finally:
-            self._note_depth()
+        while kind.kept:
+            ready = kind.best
+            kind.kept.remove(ready)
+            if not ready.channel.connected:
+                kind.counts.lost += 1
+                self._discard(ready)
+            elif not kind.is_current(ready):
+                kind.counts.outdated += 1
+                self._discard(ready)
+            else:
+                ready.channel.on_lost = _ignore
+                return ready
+        return None
 
     def _keep(self, kind: Kind, ready: ReadySandbox) -> None:
         def on_lost(reason: str) -> None:
@@ -211,7 +201,6 @@ class WarmPool:
             kind.kept.remove(ready)
             kind.counts.lost += 1
             self._discard(ready)
-            self._note_depth()
 
         kind.counts.made += 1
         if self._kinds.get(kind.spec) is not kind:  # the kind was dropped meanwhile
@@ -223,7 +212,6 @@ class WarmPool:
         if not ready.channel.connected:
             on_lost("the channel closed before the sandbox was kept")
         self._drop_surplus(kind)
-        self._note_depth()
 
     def _drop_surplus(self, kind: Kind) -> None:
         while len(kind.kept) > kind.size:
@@ -242,12 +230,6 @@ class WarmPool:
         task = asyncio.create_task(_destroy(ready.sandbox))
         self._discards.add(task)
         task.add_done_callback(self._discards.discard)
-
-    def _note_depth(self) -> None:
-        if all(len(kind.kept) >= kind.size for kind in self._kinds.values()):
-            self._filled.set()
-        else:
-            self._filled.clear()
 
     # -- refilling -------------------------------------------------------------------------------------------------
 
@@ -309,7 +291,7 @@ class WarmPool:
         if not kind.is_known(made) or not kind.is_current(made):
             await self._check_kind(kind, [made.sandbox.backend_name])
         if kind.is_current(made):
-            kind.failing, kind.backoff_s = False, 0.0
+            kind.backoff_s = 0.0
         else:
             wait_s = self._back_off(kind, None)
             _log.warning("pool_made_outdated", image=kind.spec.image, retry_after_s=wait_s)
@@ -321,12 +303,11 @@ class WarmPool:
             wait_s = min(max(failure.retry_after_s, settings.backoff_s), settings.max_backoff_s)
         else:
             wait_s = kind.backoff_s = min(max(kind.backoff_s * 2, settings.backoff_s), settings.max_backoff_s)
-        kind.failing = True
         kind.retry_s = _now_s() + wait_s
         return wait_s
 
     def _wait_longest(self, kind: Kind) -> None:
-        kind.failing, kind.backoff_s = True, self._settings.max_backoff_s
+        kind.backoff_s = self._settings.max_backoff_s
         kind.retry_s = _now_s() + kind.backoff_s
 
     # -- periodic steps --------------------------------------------------------------------------------------------
@@ -352,7 +333,6 @@ class WarmPool:
             if (kind := self._kinds.get(spec)) is not None:
                 while kind.kept:
                     self._drop_outdated(kind, kind.kept[0])
-        self._note_depth()
 
     async def _check(self) -> None:
         self._asked.expire(_now_s())
@@ -374,7 +354,6 @@ class WarmPool:
                 kind.unanswered.add(backend)
         for ready in [ready for ready in kind.kept if not kind.is_current(ready)]:
             self._drop_outdated(kind, ready)
-        self._note_depth()
 
     async def _try_better(self, kind: Kind) -> None:
         """Makes one on an earlier backend, if that works again. Its health logs the failure if it does not."""

@@ -30,7 +30,7 @@ from executor_server.sessions.pool.pool import PoolSettings, WarmPool
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
 from tests.support.fake_session import execute, result_of
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, is_full
 from tests.support.specs import EXECUTION_LIMITS, LIMITS, session_spec
 
 ALICE, BOB = Principal("alice", "a"), Principal("bob", "b")
@@ -162,7 +162,7 @@ async def test_a_place_comes_free_with_a_failure_a_deletion_or_a_given_up_creati
 
 async def test_a_kept_sandbox_that_dies_when_it_is_taken_is_replaced(make: Any) -> None:
     bench = await make(pool_size=1)
-    await bench.pool.full()
+    assert await is_full(bench.pool)
     victim = bench.backend.made[0]
     victim.guest.on[Kind.CONFIGURE] = lambda _: asyncio.ensure_future(victim.guest.die())
     session = await bench.create()

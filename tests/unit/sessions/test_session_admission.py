@@ -29,7 +29,7 @@ from executor_server.sessions.journal.registry import Registry
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
 from tests.support.fake_session import SessionDaemon, execute, result_of, successive_daemons
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, is_full
 from tests.support.specs import session_spec
 from tests.support.watching import CLOSED_TEXT, FakeAdmission, Witness
 
@@ -109,7 +109,7 @@ async def test_a_kept_sandbox_is_taken_without_a_turn(tmp_path: Path, daemon: Da
 
     pool = daemon.manager._factory._pool
     pool.keep_ready([WarmSandboxes(SPEC, 1)])
-    await pool.full()
+    assert await is_full(pool)
     await daemon.create()
     await pool.close()
     assert "creation_turn" not in daemon.admission.names()

@@ -21,7 +21,7 @@ from executor_server.sessions.pool.asked_kinds import AskedSettings
 from executor_server.sessions.pool.kind import PoolStats
 from executor_server.sessions.pool.pool import PoolSettings, WarmPool, make_ready
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, is_full
 
 SOON = {"backoff_s": 0.001, "max_backoff_s": 0.002}
 OTHER_SPEC = replace(SPEC, memory_bytes=SPEC.memory_bytes * 2)
@@ -75,11 +75,11 @@ async def make_pool(backend: Backend) -> AsyncIterator[Any]:
 
 
 async def full(pool: WarmPool) -> None:
-    await asyncio.wait_for(pool.full(), 60.0)
+    assert await is_full(pool)
 
 
 async def test_it_fills_itself_for_each_spec_and_hands_out_each_sandbox_once(backend: Backend, make_pool: Any) -> None:
-    pool = await make_pool(SPEC, OTHER_SPEC, concurrency=2)
+    pool = await make_pool(SPEC, OTHER_SPEC)
     await full(pool)
     assert len(backend.made) == 4
     taken = [await pool.take(SPEC), await pool.take(SPEC), await pool.take(OTHER_SPEC)]
@@ -141,24 +141,11 @@ async def test_one_kind_that_fails_does_not_hold_up_another(backend: Backend, ma
     assert (pool.stats()[SPEC].failed, pool.stats()[SPEC].made) == (1, 0)
 
 
-async def test_while_a_kind_fails_one_attempt_at_a_time_is_made(backend: Backend, make_pool: Any) -> None:
+async def test_one_is_made_at_a_time_over_all_kinds(backend: Backend, make_pool: Any) -> None:
     backend.admission.clear()
-    pool = await make_pool(size=4, concurrency=4)
-    assert await eventually_async(lambda: pool.stats()[SPEC].making == 4)
-    backend.failures = 4
-    backend.admission.set()
-    backend.admission.clear()  # the four go on, and the next one waits
-    assert await eventually_async(lambda: pool.stats()[SPEC].failed == 4 and pool.stats()[SPEC].making > 0)
-    assert (pool.stats()[SPEC].making, backend.asked) == (1, 5)
-    backend.admission.set()
-    await full(pool)
-
-
-async def test_no_more_are_made_at_a_time_than_allowed_over_all_kinds(backend: Backend, make_pool: Any) -> None:
-    backend.admission.clear()
-    pool = await make_pool(SPEC, OTHER_SPEC, size=3, concurrency=2)
-    assert await eventually_async(lambda: sum(stats.making for stats in pool.stats().values()) == 2)
-    assert backend.asked == 2
+    pool = await make_pool(SPEC, OTHER_SPEC, size=3)
+    assert await eventually_async(lambda: sum(stats.making for stats in pool.stats().values()) == 1)
+    assert backend.asked == 1
     backend.admission.set()
     await full(pool)
 
@@ -206,7 +193,7 @@ async def test_a_backend_that_can_t_say_what_is_up_to_date_does_not_empty_the_po
 async def test_the_counts_hold_whatever_happens_at_the_same_time(backend: Backend, make_pool: Any) -> None:
     """Takers, deaths, failures and replaced images in random order, over refills that never catch up."""
     chance = random.Random(7)
-    pool = await make_pool(SPEC, OTHER_SPEC, size=3, concurrency=3, check_interval_s=0.001)
+    pool = await make_pool(SPEC, OTHER_SPEC, size=3, check_interval_s=0.001)
     taken: list[tuple[SandboxSpec, bool]] = []
 
     async def take(spec: SandboxSpec) -> None:
@@ -311,8 +298,8 @@ async def test_a_guest_that_never_greets_is_given_up_after_its_time(
 
 async def test_closing_during_a_creation_leaves_nothing(backend: Backend, make_pool: Any) -> None:
     backend.admission.clear()
-    pool = await make_pool(concurrency=2)
-    assert await eventually_async(lambda: backend.asked == 2)
+    pool = await make_pool()
+    assert await eventually_async(lambda: backend.asked == 1)
     await pool.close()
     backend.admission.set()
     assert not backend.living

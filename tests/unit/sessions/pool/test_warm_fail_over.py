@@ -16,7 +16,7 @@ from executor_server.sessions.pool.fail_over import BackendSet, FailOverSettings
 from executor_server.sessions.pool.health import HealthSettings
 from executor_server.sessions.pool.pool import PoolSettings, WarmPool, make_ready
 from tests.support.fake_backend import SPEC, FakeBackend, FakeSandbox
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, is_full
 
 BOTH = replace(SPEC, backends=("docker", "e2b"))
 HEALTH = HealthSettings(backoff_s=1.0, max_backoff_s=8.0, jitter=0.0)
@@ -80,7 +80,7 @@ class Bench:
 async def bench(tmp_path: Path) -> AsyncIterator[Bench]:
     bench = Bench(tmp_path)
     yield bench
-    await asyncio.wait_for(bench.pool.full(), 10.0)  # a fake that is cut off in its start would leave its socket
+    assert await is_full(bench.pool)  # a fake that is cut off in its start would leave its socket
     await bench.pool.close()
     await bench.both.close()
     assert bench.living() == (0, 0)

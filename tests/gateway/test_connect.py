@@ -261,7 +261,6 @@ def test_a_run_has_all_results(http: httpx.Client) -> None:
     "code",
     [
         "float('nan')",
-        "{1, 2}",
         "10 ** 5000",
         "object()",
         "'\\ud800'",
@@ -363,7 +362,6 @@ MEMBERS = gzip.compress(b"") * 100_000
         ("GetPolicy", "application/json", b"{}", {"content-encoding": "gzip"}),
         ("GetPolicy", "application/json", b"{}", {"content-encoding": "br"}),
         ("GetPolicy", "application/json", b"{}", {"connect-timeout-ms": "99999999999"}),
-        ("GetPolicy", "application/json", b"{}", {"connect-timeout-ms": "-1"}),
         ("GetPolicy", "application/json", b"{}", {"connect-timeout-ms": "0"}),
         ("GetPolicy", "application/json", b"{}", {"connect-protocol-version": "2"}),
         ("GetPolicy", "application/json", b"{}", {"x": "\xff"}),

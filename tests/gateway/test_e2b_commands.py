@@ -25,11 +25,6 @@ def sandbox(e2b: Gateway) -> Iterator[Sandbox]:
         yield sandbox
 
 
-def test_a_command_returns_both_streams_and_its_exit_code(sandbox: Sandbox) -> None:
-    result = sandbox.commands.run("echo out; echo err >&2")
-    assert (result.stdout, result.stderr, result.exit_code, result.error) == ("out\n", "err\n", 0, None)
-
-
 def test_a_failure_is_an_exception_with_the_output_and_the_exit_code(sandbox: Sandbox) -> None:
     with pytest.raises(CommandExitException) as failed:
         sandbox.commands.run("echo out; echo err >&2; exit 3")
@@ -43,9 +38,9 @@ def test_a_command_that_a_signal_ended_has_no_exit_code_of_its_own(sandbox: Sand
     assert (failed.value.exit_code, failed.value.error) == (-1, "signal: terminated")
 
 
-@pytest.mark.parametrize("text", ["!@#$%^&*()_+", "Hello,\nWorld!", "🦀 ü"])
-def test_text_arrives_as_it_is(sandbox: Sandbox, text: str) -> None:
-    assert sandbox.commands.run(f"echo '{text}'").stdout == f"{text}\n"
+def test_text_arrives_as_it_is(sandbox: Sandbox) -> None:
+    result = sandbox.commands.run("echo '!@#$%^&*()_+\n🦀 ü'")
+    assert (result.stdout, result.stderr, result.exit_code, result.error) == ("!@#$%^&*()_+\n🦀 ü\n", "", 0, None)
 
 
 def test_bytes_that_are_no_text_are_replaced_at_the_end_of_a_piece_too(sandbox: Sandbox) -> None:

@@ -189,11 +189,6 @@ def test_what_is_not_offered_is_refused_with_its_reason(e2b: Gateway, sandbox: S
 
 
 def test_wrong_keys_and_bodies_are_refused(e2b: Gateway) -> None:
-    for key in ("e2b_" + "0" * 40, "é", "x" * 9000):
-        answer = httpx.post(
-            f"{e2b.url}/v2/sandboxes", json={"templateID": "base"}, headers={b"X-API-Key": key.encode()}
-        )
-        assert answer.status_code in (400, 401, 431), key
     assert refusal(httpx.get(f"{e2b.url}/v2/sandboxes"))[0] == 401
     bodies = (
         b"",

@@ -76,8 +76,6 @@ async def test_silence_is_filled_with_keepalives(envd: Envd) -> None:
         (pb.StartRequest(process=pb.ProcessConfig(cmd="/no/such")), {}, Code.INVALID_ARGUMENT),
         (pb.StartRequest(process=pb.ProcessConfig(cmd="true"), tag="x" * 100), {}, Code.INVALID_ARGUMENT),
         (pb.StartRequest(process=pb.ProcessConfig(cmd="true")), {"Authorization": "Basic ?"}, Code.UNAUTHENTICATED),
-        (pb.StartRequest(process=pb.ProcessConfig(cmd="true")), {"X-Access-Token": "other"}, Code.UNAUTHENTICATED),
-        (pb.StartRequest(process=pb.ProcessConfig(cmd="true")), {"E2b-Sandbox-Id": "none"}, Code.UNAVAILABLE),
         (pb.StartRequest(process=pb.ProcessConfig(cmd="true", args=["x" * 200_000])), {}, Code.INVALID_ARGUMENT),
         (pb.StartRequest(), {}, Code.INVALID_ARGUMENT),
     ],
@@ -98,7 +96,7 @@ async def test_a_timeout_of_zero_is_none_and_one_may_be_long(envd: Envd, timeout
     assert last.end.exit_code == 3
 
 
-@pytest.mark.parametrize("body", [b"{", b"[" * 100_000, b'{"pid": "x"}', b"null", b"\xff", b'{"process": {"pid": -1}}'])
+@pytest.mark.parametrize("body", [b"null", b'{"pid": "x"}', b'{"process": {"pid": -1}}'])
 def test_malformed_messages_are_the_clients_error(envd: Envd, body: bytes) -> None:
     answer = httpx.post(
         f"{envd.url}/process.Process/SendInput",

@@ -78,13 +78,6 @@ def _frame(message: object, flags: int = 0, length: int | None = None) -> bytes:
 START = {"process": {"cmd": "/bin/bash", "args": ["-c", "true"]}}
 FRAMES = {
     "a length of 4 GiB": _frame(START, length=0xFFFFFFFF),
-    "a length that is too short": _frame(START, length=5),
-    "compressed without a compression": _frame(START, flags=1),
-    "nothing": b"",
-    "half a head": b"\0\0",
-    "an end alone": _frame({}, flags=2),
-    "two requests": _frame(START) * 2,
-    "no JSON": _frame(b"\xff\xfe"),
     "deep JSON": _frame(b"[" * 200_000),
     "a number beyond all": _frame(b'{"pty": {"size": {"cols": 1e400}}}'),
 }
@@ -92,7 +85,7 @@ FRAMES = {
 
 @pytest.mark.parametrize("frame", FRAMES.values(), ids=FRAMES)
 def test_a_lying_frame_ends_in_an_error(target: Target, frame: bytes) -> None:
-    """test_connect.py has the frames for our own service."""
+    """test_connect.py has more frames: the parser is the same."""
     answer = target.post("envd", "/process.Process/Start", frame, content_type="application/connect+json")
     assert answer.status_code == 200  # of a stream; its last frame tells
     flags, length = struct.unpack_from(">BI", answer.content)
@@ -102,11 +95,9 @@ def test_a_lying_frame_ends_in_an_error(target: Target, frame: bytes) -> None:
 
 FLOODED = [
     ("interpreter", "/execute", ""),
-    ("interpreter", "/contexts", ""),
     ("rest", "/v2/sandboxes", ""),
     ("connect", "/v1/run", ""),
     ("connect", f"{SERVICE}/Execute", "application/json"),
-    ("connect", f"{SERVICE}/GetPolicy", "application/json"),
     ("envd", "/process.Process/List", "application/json"),
     ("envd", "/process.Process/Start", "application/connect+json"),
     ("envd", "/files", "multipart/form-data; boundary=b"),
@@ -156,19 +147,19 @@ def test_a_bomb_is_not_unpacked(target: Target) -> None:
     assert target.memory_bytes < before + GROWTH_BYTES
 
 
-@pytest.mark.parametrize("name", ["../x", "A", "é", "x" * 41, "a%00", "a,b", ""])
+@pytest.mark.parametrize("name", ["../x", "é", "x" * 41, ""])
 def test_what_is_no_sandbox_is_refused(target: Target, name: str) -> None:
     headers = [(b"E2b-Sandbox-Id", name.encode()), (b"E2b-Sandbox-Port", b"49983")]
     assert httpx.get(f"{target.gateway.url}/health", headers=headers).status_code == 400
 
 
-@pytest.mark.parametrize("port", ["0", "65536", "-1", "abc", "१", ""])
+@pytest.mark.parametrize("port", ["0", "65536", "१", ""])
 def test_what_is_no_port_is_refused(target: Target, port: str) -> None:
     headers = [(b"E2b-Sandbox-Id", target.sandbox.sandbox_id.encode()), (b"E2b-Sandbox-Port", port.encode())]
     assert httpx.get(f"{target.gateway.url}/health", headers=headers).status_code == 400
 
 
-@pytest.mark.parametrize("host", ["", "é", "a" * 9000, "..", "[::1", "%00", "a b", "x:99999999", "49983-x.", "@/#"])
+@pytest.mark.parametrize("host", ["", "é", "a" * 9000, "[::1", "x:99999999", "49983-x."])
 def test_a_host_that_is_none_leads_nowhere_else(target: Target, host: str) -> None:
     headers = [(b"Host", host.encode()), (b"Connection", b"close")]
     answer = httpx.get(f"{target.gateway.url}/v2/sandboxes", headers=headers)

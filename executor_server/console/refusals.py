@@ -12,7 +12,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_server.console.audit_log import fields_of, read, search_of, time_of
+from executor_server.console.audit import fields_of, read, search_of, time_of
 from executor_server.console.console import Console
 from executor_server.console.daemon import DaemonError
 from executor_server.core.config import dotted

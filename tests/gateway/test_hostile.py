@@ -28,8 +28,8 @@ from tests.support.leftovers import DAEMON_PREFIX
 SERVICE = "/executor_api.v1.ExecutorService"
 TIMEOUT_S = 60.0
 GROWTH_BYTES = 100 << 20
-"""More memory than any of these requests may cost. Each sends several times as much, or unpacks to it."""
-FLOOD_BYTES = 400 << 20
+"""More memory than any of these requests may cost. Each sends twice as much, or unpacks to it."""
+FLOOD_BYTES = 200 << 20
 
 
 @dataclass(frozen=True)

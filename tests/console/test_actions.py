@@ -8,7 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from html import unescape
 
-import httpx
 import pytest
 
 from executor_client import ExecutionResult, ExecutorClientError, Outcome, Session
@@ -138,7 +137,7 @@ def test_actions_are_confirmed_and_say_what_they_did(browser: Browser, daemon: D
 
 @pytest.fixture
 def no_console(console: Console) -> None:
-    """Stops the one of the other tests: a state directory has one. So these tests are the last."""
+    """Stops the one of the other tests: a state directory has one. So this test is the last."""
     if console.process.poll() is None:
         console.stop()
 
@@ -151,19 +150,3 @@ def test_a_console_without_the_switch_only_shows(daemon: Daemon) -> None:
         for path in ("/actions/reload", "/approvals/0"):
             answer = browser.post(path)
             assert (answer.status_code, "--actions" in answer.text) == (403, True)
-
-
-@pytest.mark.usefixtures("no_console")
-def test_an_action_of_a_viewer_is_refused_by_the_daemon(daemon: Daemon, session: Session) -> None:
-    token_file = daemon.state_dir.parent / "viewer"
-    token_file.write_text(daemon.new_token("local", "viewer"))
-    token_file.chmod(0o600)
-    with running_console(daemon, "--actions", "--token-file", str(token_file)) as viewers, viewers.browser() as browser:
-
-        def refused() -> httpx.Response:
-            return browser.post("/actions/end", session=session.session_id)
-
-        assert eventually(lambda: "this call is for admins" in refused().text)  # the token is new
-        assert refused().status_code == 403
-        assert "Refusals" in browser.get("/refusals") and "What would it decide?" in browser.get("/policy")
-        assert session.execute("1 + 1").output == 2

@@ -112,6 +112,7 @@ def test_a_viewers_console_shows_its_tenant_only_and_lists_no_page_for_admins(
         assert foreign.session_id not in browser.get("/sessions")
         assert "does not show how it is" in (page := browser.get("/"))
         assert 'href="/audit"' in page
+        assert "What would it decide?" in browser.get("/policy")
         assert 'href="/environments"' not in page
 
 

@@ -54,11 +54,7 @@ BAD_FILES: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
 }
 # Each needs a process of its own, so these are not all.
-AT_START = (
-    "missing",
-    "a pipe",
-    "a default over its ceiling",
-)
+AT_START = ("missing", "a default over its ceiling")
 
 
 @dataclass(frozen=True)
@@ -150,18 +146,9 @@ def test_a_storm_of_signals_costs_no_call(served: Served) -> None:
 @pytest.mark.parametrize(
     ("asked", "error", "said"),
     [
-        ({"limits": {"memory_bytes": 10**18}}, PolicyViolationError, "limits.memory_bytes"),
         ({"limits": {"memory_bytes": 2**64 - 1}}, PolicyViolationError, "limits.memory_bytes"),
-        ({"limits": {"wall_time_s": -1.0}}, InvalidRequest, "limits.wall_time_s must be a finite number above 0"),
-        ({"limits": {"wall_time_s": 0.0}}, InvalidRequest, "limits.wall_time_s must be a finite number above 0"),
         ({"limits": {"wall_time_s": float("nan")}}, InvalidRequest, "limits.wall_time_s must be a finite number"),
-        ({"limits": {"wall_time_s": float("inf")}}, InvalidRequest, "limits.wall_time_s must be a finite number"),
-        ({"limits": {"wall_time_s": 1e308}}, PolicyViolationError, "limits.wall_time_s"),
-        ({"limits": {"operations": 0}}, InvalidRequest, "limits.operations must be a finite number above 0"),
         ({"authorized_imports": ["a"] * 10**6}, InvalidRequest, "authorized_imports has more than 65,536 entries"),
-        ({"authorized_imports": ["a"] * 257}, InvalidRequest, "authorized_imports has more than 256 patterns"),
-        ({"authorized_imports": ["a" * 10**6]}, InvalidRequest, "authorized_imports[0] must be"),
-        ({"image": "nope"}, InvalidRequest, "no image 'nope'; available: base"),
         ({"image": "../../etc"}, InvalidRequest, "no image '../../etc'; available: base"),
     ],
 )
@@ -171,6 +158,3 @@ def test_a_request_that_means_nothing_or_too_much_is_refused(
     with served.daemon.client() as client, pytest.raises(error) as refused:
         client.create_session(**asked)
     assert said in str(refused.value)
-
-
-# -- tokens

@@ -135,19 +135,13 @@ def test_a_user_of_the_host_needs_no_token(access: Access, monkeypatch: pytest.M
             assert [found.session_id for found in same.list_sessions()] == [session.session_id]
 
 
-@pytest.mark.parametrize(
-    ("content", "mode", "says"),
-    [
-        ("[]", 0o644, "can be read or written by other users; run: chmod 600 "),
-        ("{", 0o600, "is not what `executor-server token` writes"),
-    ],
-)
-def test_a_daemon_does_not_start_with_a_bad_file_of_tokens(tmp_path: Path, content: str, mode: int, says: str) -> None:
+def test_a_daemon_does_not_start_with_a_bad_file_of_tokens(tmp_path: Path) -> None:
     file, config = tmp_path / "tokens.json", tmp_path / "config.toml"
-    file.write_text(content)
-    file.chmod(mode)
+    file.write_text("[]")
+    file.chmod(0o644)
     config.write_text(f'[server]\ntoken_file = "{file}"\nlisten = ["unix:{tmp_path}/s"]\n')
     ended = server("serve", "--config", str(config), "--state-dir", str(tmp_path / "state"))
     assert ended.returncode == 4
-    assert ended.stderr.startswith("The token file ") and says in ended.stderr
+    assert ended.stderr.startswith("The token file ")
+    assert "can be read or written by other users; run: chmod 600 " in ended.stderr
     assert ended.stderr.count("\n") == 1

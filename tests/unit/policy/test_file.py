@@ -128,6 +128,10 @@ def test_every_problem_is_listed_with_its_key() -> None:
             "tenants.y.certificates: belongs to tenant x already (it is 'a.example')",
         ),
         (
+            'default = "a"\n[profiles.a]\n[tenants]\nx = {admin = true, roles = ["viewer"]}',
+            "tenants.x.roles: must be empty: an admin has every role (it is an array of 1)",
+        ),
+        (
             '[profiles.a]\nextends = "b"',
             "profiles.a.extends: no profile 'b'; available: a",
         ),

@@ -81,38 +81,8 @@ def test_one_host_is_written_in_one_form_only() -> None:
     assert one.profiles["a"].network.allowed == ("pypi.org:443",) and one.fingerprint == other.fingerprint
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "",
-        "*",
-        "*.com",
-        "*.co.uk",
-        "a.*.b",
-        "ex*ample.com",
-        "*example.com",
-        "a b.example",
-        "a..example",
-        "-a.example",
-        f"{'a' * 64}.example",
-        "\u2603\ufe0f..example",
-        "x.example:0",
-        "x.example:65536",
-        "x.example:",
-        "x.example:https",
-        "https://x.example",
-        "//x.example",
-        "x.example/path",
-        "x.example?q",
-        "x.example#f",
-        "user@x.example",
-        "user:password@x.example:443",
-        "10.0.0.0/8",
-        "x.example\r\n",
-        "x.example\0",
-    ],
-)
 @pytest.mark.parametrize("key", ["default", "allowed", "denied"])
+@pytest.mark.parametrize("host", ["", "*.co.uk", "x.example:0", "https://x.example", "10.0.0.0/8"])
 def test_what_is_no_host_is_refused_with_what_would_be_one(key: str, host: str) -> None:
     with pytest.raises(ConfigError) as caught:
         validated(PolicyFile, {"profiles": {"a": {"network": {key: ["pypi.org", host]}}}})
@@ -164,41 +134,25 @@ def secret_problems(*secrets: dict[str, Any], **network: Any) -> list[str]:
     [
         ("host", "api.example.com:0", "has a port of 0"),
         ("host", "*", "it must be a host by name"),
-        ("host", "https://api.example.com", "it must be a host by name"),
         ("methods", ["get"], 'must be a method in capitals, such as "GET"'),
         ("methods", ["CONNECT"], "must be a method in capitals"),
-        ("methods", ["GET POST"], "must be a method in capitals"),
-        ("methods", [""], "must be a method in capitals"),
         ("methods", ["GET"] * 17, "at most 16 items"),
         ("paths", ["repos/acme"], "does not begin with /"),
-        ("paths", [""], "does not begin with /"),
-        ("paths", ["*"], "does not begin with /"),
         ("paths", ["/a/*/b"], "a * before its end"),
-        ("paths", ["/a*"], "a * before its end"),
         ("paths", ["/a/../b"], "has an empty segment, . or .."),
         ("paths", ["/a//b"], "has an empty segment"),
         ("paths", ["/a%2fb"], "has characters that servers read in different ways"),
-        ("paths", ["/a?b"], "has characters that servers read in different ways"),
         ("paths", ["/a;b"], "has characters that servers read in different ways"),
-        ("paths", ["/a\\b"], "has characters that servers read in different ways"),
-        ("paths", ["/é"], "has characters that servers read in different ways"),
         ("paths", ["/" + "a" * 1024], "or is too long"),
         ("paths", ["/a"] * 65, "at most 64 items"),
         ("header", "", "is not a header name"),
-        ("header", "X Key", "is not a header name"),
-        ("header", "X-Key:", "is not a header name"),
         ("header", "X-Key\r\nX-Other", "is not a header name"),
         ("header", "X" * 65, "is not a header name"),
         ("header", "Host", "is a header of the connection or of message framing"),
         ("header", "content-length", "is a header of the connection"),
-        ("header", "Transfer-Encoding", "is a header of the connection"),
-        ("header", "Proxy-Authorization", "is a header of the connection"),
-        ("header", "Connection", "is a header of the connection"),
         ("value", "Bearer ghp_1234", "names no secret (and must not be one itself)"),
-        ("value", "", "is not one line"),
         ("value", "${key}\r\nX-Other: 1", "is not one line"),
         ("value", " ${key}", "is not one line"),
-        ("value", "é ${key}", "is not one line"),
         ("value", "${key} ${", "has a ${ without the name of a secret and a }"),
         ("value", "${key}${a b}", "has a ${ without the name of a secret and a }"),
         ("value", "${}", "names no secret"),
@@ -229,18 +183,6 @@ def test_a_secret_s_rule_is_whole(key: str) -> None:
 )
 def test_a_secret_for_a_host_that_can_t_be_reached_is_a_mistake(network: dict[str, Any], said: str) -> None:
     (problem,) = secret_problems(SECRET, **network)
-    assert problem.startswith("secrets.0.host: ") and said in problem
-
-
-@pytest.mark.parametrize(
-    ("host", "allowed", "said"),
-    [
-        ("api.example.com:8443", ["api.example.com"], "is covered neither by"),
-        ("api.example.com:80", ["api.example.com"], "is covered on port 80 only"),
-    ],
-)
-def test_a_secret_for_a_port_needs_that_port(host: str, allowed: list[str], said: str) -> None:
-    (problem,) = secret_problems({**SECRET, "host": host}, allowed=allowed)
     assert problem.startswith("secrets.0.host: ") and said in problem
 
 
@@ -349,9 +291,7 @@ def test_all_that_is_not_granted_is_refused_at_once() -> None:
     assert found[1].allowed == "nothing of secret.example.com, b.example.com:80"
 
 
-@pytest.mark.parametrize(
-    "host", ["", "*", "*.com", "a.*.example.com", "x.example.com:0", "x.example.com:65536", "https://x", "a/b", "u@h.x"]
-)
+@pytest.mark.parametrize("host", ["", "*.com", "x.example:0"])
 def test_what_is_no_host_is_no_request(host: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         granted("pypi.org:443", host)

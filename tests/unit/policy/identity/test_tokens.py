@@ -78,21 +78,14 @@ def test_the_secret_is_in_no_file(file: TokenFile) -> None:
 WRONG: dict[str, Callable[[str, str], str]] = {
     "nothing": lambda mine, theirs: "",
     "a character less": lambda mine, theirs: mine[:-1],
-    "a character more": lambda mine, theirs: mine + "A",
     "another last character": lambda mine, theirs: mine[:-2] + ("A" if mine[-2] != "A" else "B") + mine[-1],
     "another tenant's id": lambda mine, theirs: theirs[:17] + mine[17:],
     "an id that nobody has": lambda mine, theirs: "ret_aaaaaaaaaaaa_" + mine[17:],
-    "no secret": lambda mine, theirs: mine[:17],
-    "the secret alone": lambda mine, theirs: mine[17:],
     "a megabyte": lambda mine, theirs: mine + "A" * 1_000_000,
-    "a megabyte of nothing": lambda mine, theirs: "A" * 1_000_000,
     "letters that are not ASCII": lambda mine, theirs: mine[:-1] + "ä",
-    "digits that are not ASCII": lambda mine, theirs: "ret_" + "\u0661" * 12 + mine[16:],
     "half a surrogate pair": lambda mine, theirs: mine[:-1] + "\ud800",
     "a newline after it": lambda mine, theirs: mine + "\n",
     "a NUL in it": lambda mine, theirs: mine[:-1] + "\0",
-    "the digest": lambda mine, theirs: "0" * 64,
-    "the whole digest of no entry": lambda mine, theirs: "ret_aaaaaaaaaaaa_" + "0" * 43,
 }
 
 
@@ -142,26 +135,10 @@ async def test_a_file_that_is_gone_is_no_tokens(file: TokenFile) -> None:
     assert accepted(tokens, LOCAL_TOKEN) == LOCAL_PRINCIPAL
 
 
-def spoil_content(file: TokenFile) -> None:
-    file.path.write_text("[{")
-
-
-def spoil_rights(file: TokenFile) -> None:
-    file.path.chmod(0o640)
-
-
-def spoil_kind(file: TokenFile) -> None:
-    file.path.unlink()
-    os.mkfifo(file.path, 0o600)
-
-
-@pytest.mark.parametrize("spoil", [spoil_content, spoil_rights, spoil_kind])
-async def test_a_file_that_goes_bad_changes_nothing_and_is_told_once(
-    file: TokenFile, spoil: Callable[[TokenFile], None]
-) -> None:
+async def test_a_file_that_goes_bad_changes_nothing_and_is_told_once(file: TokenFile) -> None:
     _, token = file.new("acme", "ci")
     tokens = Tokens(LOCAL_TOKEN, file)
-    spoil(file)
+    file.path.write_text("[{")
     with structlog.testing.capture_logs() as logged:
         await tokens.refresh()
         await tokens.refresh()
@@ -172,7 +149,7 @@ async def test_a_file_that_goes_bad_changes_nothing_and_is_told_once(
 async def test_a_file_that_is_mended_counts_again(file: TokenFile) -> None:
     record, token = file.new("acme", "ci")
     tokens = Tokens(LOCAL_TOKEN, file)
-    spoil_rights(file)
+    file.path.chmod(0o640)
     await tokens.refresh()
     file.path.chmod(0o600)
     file.revoke(record.id)
@@ -219,7 +196,7 @@ async def test_who_asks_for_a_reload_is_told_what_is_wrong(file: TokenFile) -> N
     assert await tokens.reload() is False
     file.new("acme", "ci")
     assert await tokens.reload() is True
-    spoil_content(file)
+    file.path.write_text("[{")
     with pytest.raises(TokenFileError, match="is not what `executor-server token` writes"):
         await tokens.reload()
 
@@ -241,19 +218,11 @@ def entry(**changes: Any) -> dict[str, Any]:
     "content",
     [
         {},
-        "x",
-        [1],
-        [entry(id="A" * 12)],
         [entry(id="a")],
         [entry(tenant="../x")],
-        [entry(digest="0")],
-        [entry(create_time="yesterday")],
         [entry(create_time="2026-01-01T00:00:00")],
-        [entry(expire_time="")],
         [entry(admin="yes")],
-        [entry(admin=1)],
         [entry(secret="s")],
-        [{"id": "a" * 12}],
     ],
 )
 def test_a_malformed_file_is_refused(file: TokenFile, content: object) -> None:
@@ -290,7 +259,7 @@ def test_a_file_without_end_is_refused(file: TokenFile) -> None:
         file.read()
 
 
-@pytest.mark.parametrize("mode", [0o604, 0o640, 0o602, 0o620, 0o660, 0o644])
+@pytest.mark.parametrize("mode", [0o604, 0o620])
 def test_a_file_that_others_can_use_is_refused(file: TokenFile, mode: int) -> None:
     file.new("acme", "ci")
     file.path.chmod(mode)
@@ -316,7 +285,7 @@ def test_another_users_file_is_refused(file: TokenFile) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_root_changes_stays_the_daemons_users(file: TokenFile) -> None:
     os.chown(file.path.parent, 12345, 12346)
-    file._write(())
+    file.new("acme", "ci")
     assert (file.path.stat().st_uid, file.path.stat().st_gid) == (12345, 12346)
 
 
@@ -400,6 +369,15 @@ def test_the_list_shows_what_there_is_and_no_secret(run: Run) -> None:
     assert token[17:] not in listed
 
 
+def test_the_list_shows_roles_and_an_admin_is_given_none(run: Run) -> None:
+    run("new", "--tenant", "acme")
+    run("new", "--tenant", "acme", "--role", "user", "--role", "approver")
+    refused = run("new", "--tenant", "acme", "--admin", "--role", "viewer")
+    assert (refused.exit_code, "--admin includes every role" in refused.stderr) == (2, True)
+    listed = [" ".join(line.split()[3:-6]) for line in run("list").stdout.splitlines()[1:]]
+    assert [row.rpartition(" 20")[0] for row in listed] == ["no user", "no user, approver"]
+
+
 def test_a_revoked_token_is_shown_as_revoked_and_is_nobodys(run: Run, file: TokenFile) -> None:
     token = run("new", "--tenant", "acme").stdout.strip()
     assert run("revoke", token[4:16]).exit_code == 0
@@ -414,9 +392,7 @@ def test_what_is_not_there_cannot_be_revoked(run: Run) -> None:
     assert "No token with this id" in refused.stderr
 
 
-@pytest.mark.parametrize(
-    "lifetime", ["", "0d", "-1d", "1", "d", "1y", "1.5d", "99999999999d", "3651d", "1d1h", "\u0661d"]
-)
+@pytest.mark.parametrize("lifetime", ["", "0d", "1y", "99999999999d", "3651d", "\u0661d"])
 def test_a_lifetime_that_means_nothing_is_refused(run: Run, file: TokenFile, lifetime: str) -> None:
     refused = run("new", "--tenant", "acme", "--expires", lifetime)
     assert refused.exit_code == 2
@@ -424,7 +400,7 @@ def test_a_lifetime_that_means_nothing_is_refused(run: Run, file: TokenFile, lif
     assert not file.path.exists()
 
 
-@pytest.mark.parametrize("name", ["", "-x", "a b", "a\n", "ä", "a" * 65, "../a"])
+@pytest.mark.parametrize("name", ["", "../a"])
 def test_a_tenant_that_is_no_name_is_refused(run: Run, file: TokenFile, name: str) -> None:
     assert run("new", f"--tenant={name}").exit_code == 2
     assert not file.path.exists()

@@ -98,35 +98,6 @@ async def bound(
 # -- the promises
 
 
-async def test_each_connection_is_reported_when_it_is_made_and_once_when_it_ends(bench: Bench) -> None:
-    one, two = bench.hosts
-    async with bound(bench, one, two) as (programs, sink):
-        for host in bench.hosts:
-            transfer = await programs.transfer(host, 1000)
-            assert transfer is not None
-            assert await transfer.receive() == 1000
-            transfer.close()
-        await sink.until(lambda: len(sink.closed) == 2)
-        assert [(each.host, each.port) for each in sink.opened] == [(one, RAW_PORT), (two, RAW_PORT)]
-        assert len({each.connection_id for each in sink.opened}) == 2
-        assert {each.connection_id for each in sink.opened} == {each.connection_id for each in sink.closed}
-        assert all(
-            each.reason in reasons.ENDS and not opened.reason
-            for each, opened in zip(sink.closed, sink.opened, strict=True)
-        )
-    assert len(sink.closed) == 2
-
-
-async def test_a_refusal_is_reported_before_the_program_has_its_answer(bench: Bench) -> None:
-    one, two = bench.hosts
-    async with bound(bench, one) as (programs, sink):
-        assert await programs.transfer(two, 1000) is None
-        (denial,) = sink.denied
-        assert (denial.host, denial.port, denial.reason) == (two, RAW_PORT, reasons.NOT_ALLOWED)
-        assert f"{two}:{RAW_PORT}" in denial.message
-        assert not sink.opened
-
-
 async def test_everything_was_reported_when_a_session_is_settled(bench: Bench) -> None:
     one, _ = bench.hosts
     async with bound(bench, one) as (programs, sink):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 from pathlib import Path
 
 import pytest
@@ -98,27 +97,6 @@ def test_a_scraper_that_hangs_delays_no_execution(watched: Watched, client: Exec
                 hung.sendall(b"GET /metrics HTTP/1.1\r\n\r\n" if number % 2 else b"GET")
         with client.create_session() as session:
             assert session.execute("1 + 1").output == 2
-
-
-def test_scrapes_under_load_are_correct(watched: Watched, client: ExecutorClient) -> None:
-    succeeded = {"outcome": "succeeded", "profile": "plain"}
-    before = watched.value("executions_total", **succeeded) or 0
-    stopped = threading.Event()
-
-    def scrape() -> None:
-        while not stopped.is_set():
-            watched.page()
-
-    scraper = threading.Thread(target=scrape)
-    scraper.start()
-    try:
-        with client.create_session() as session:
-            for _ in range(50):
-                session.execute("1 + 1")
-    finally:
-        stopped.set()
-        scraper.join()
-    assert eventually(lambda: (watched.value("executions_total", **succeeded) or 0) >= before + 50)
 
 
 def test_a_port_that_is_taken_ends_the_start_with_a_sentence(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from executor_server.telemetry.instruments import Book
 
 
 class ApprovalMetrics(ApprovalObserver):
-    """Counts. Labels are words of ours: no tenant, and nothing that a program wrote."""
+    """Counts. Labels are our own constants: no tenant, and nothing that a program wrote."""
 
     def __init__(self, book: Book, now: Callable[[], float]) -> None:
         """`now` returns the seconds since the epoch."""

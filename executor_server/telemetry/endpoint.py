@@ -1,9 +1,8 @@
 """The HTTP endpoint that Prometheus reads, in the daemon's own event loop.
 
-It serves `GET /metrics` and nothing else. It runs in the loop because what it reads belongs there; in return it is
-held short: few connections, little time for each, and a page that is made at most once in a while, in small steps,
-however often it is asked for. Who connects is not asked for a token, so the address is the loopback's unless the
-configuration names another one.
+It serves `GET /metrics` and nothing else. It runs in the loop because what it reads belongs there. In return it is
+limited: few connections, little time for each, and a page that is rendered at most twice a second, in small steps. It
+requires no token, so it listens on the loopback unless the configuration names another address.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ MAX_REQUEST_BYTES = 16 * 1024
 REQUEST_TIME_S = 5.0
 RESPONSE_TIME_S = 10.0
 PAGE_AGE_S = 0.5
-"""Seconds for which a page is served again: a second scraper does not cost a second rendering."""
+"""Seconds for which a page is served again, so that a second scraper costs no second rendering."""
 PIECE_SAMPLES = 64
 """Samples that are formatted without yielding to the event loop; each takes about ten microseconds."""
 LAG_INTERVAL_S = 0.5

@@ -7,7 +7,7 @@ from executor_server.telemetry.instruments import Book
 
 
 class EnvironmentMetrics(EnvironmentObserver):
-    """Counts. Labels are words of ours, never packages, images or tenants."""
+    """Counts. Labels are our own constants, never packages, images or tenants."""
 
     def __init__(self, book: Book) -> None:
         self._requests = book.counter(

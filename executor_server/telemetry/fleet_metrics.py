@@ -11,7 +11,7 @@ NODE_STATES = ("connecting", "serving", "draining", "waiting", "silent", "lost",
 
 
 class FleetMetrics:
-    """Counts. Labels are words of ours: no node and no tenant is one."""
+    """Counts. Labels are our own constants, never nodes or tenants."""
 
     def __init__(self, book: Book) -> None:
         self._nodes = book.gauge(

@@ -3,8 +3,8 @@
 Metrics is an Observer and a PolicyListener: each update costs microseconds, and none can fail. Gauges that can be read
 from the daemon's parts at any moment (sessions, pool, quotas) are read at each scrape (sources.py).
 
-Labels are closed: words of ours, and names that an operator chose. No client's text becomes a label, and the number of
-an operator's names is bounded too, so that endless reloads don't make endless series.
+Labels are our own constants, and names that an operator chose. No client's text becomes a label, and the number of an
+operator's names is bounded, so that endless reloads don't make endless series.
 """
 
 from __future__ import annotations
@@ -171,8 +171,8 @@ class Metrics(Observer, PolicyListener):
         self._lost.labels(self._profile(session)).inc()
 
     def session_ended(self, session: SessionFacts, reason: str) -> None:
-        word = reason.name.lower() if isinstance(reason, SessionEnd) else OTHER
-        self._ended.labels(self._profile(session), word).inc()
+        label = reason.name.lower() if isinstance(reason, SessionEnd) else OTHER
+        self._ended.labels(self._profile(session), label).inc()
         self._waiting.dec(len(self._unfinished.forget(session.session_id)))
 
     # -- executions ----------------------------------------------------------------------------------------------

@@ -1,4 +1,4 @@
-"""Finds a node for a request: the best one, the next one after a refusal, or the first one with room again.
+"""Finds a node for a request: the best one, the next one after a refusal, or the first one that has room again.
 
 A request that finds all nodes full is parked for at most `park_s`. New requests join the parked ones and don't overtake
 them. When nodes report, places are offered fairly among tenants (membership/parking.py).
@@ -225,7 +225,7 @@ class Attempt:
         return await self._choice.park(self._tenant, waiting, self._why_not)
 
     def refused(self, node: str, refused: RefusedByNode) -> None:
-        """Takes a node's refusal. Raises it where no other node would say anything else."""
+        """Takes a node's refusal. Raises it if every other node would refuse too."""
         if refuses_for_now(refused):
             self._choice.note_full(node, refused.retry_after_s)
             return
@@ -267,4 +267,4 @@ def _what_there_is(wanted: Wanted, nowhere: Nowhere) -> str:
     asked += [f"the label {key}={value}" for key, value in wanted.labels.items()]
     there = {"backends": nowhere.backends, "images": nowhere.images, "labels": nowhere.labels}
     listed = "; ".join(f"{name}: {', '.join(values[:_MAX_LISTED]) or 'none'}" for name, values in there.items())
-    return f"no node has {', '.join(asked) or 'what is asked for'} together; there are {listed}"
+    return f"no node has {', '.join(asked) or 'the requested properties'} together; available: {listed}"

@@ -17,7 +17,7 @@ from executor_server.sessions import SessionManager
 
 LOOK_INTERVAL_S = 0.1
 AFTER_FAILURE_S = 1.0
-"""Seconds before sandboxes that could not be ended are tried again, or a record that could not be written."""
+"""Seconds before another attempt to end sandboxes, or to write the record."""
 
 _log = structlog.get_logger(__name__)
 
@@ -70,7 +70,7 @@ class Fencing:
             await self._fence()
 
     async def _fence(self) -> None:
-        """Ends all sessions and begins the next epoch. Callers share one task, which ends though they leave."""
+        """Ends all sessions and begins the next epoch. Callers share one task; cancelling them does not stop it."""
         if self._ending is None or self._ending.done():
             self._ending = asyncio.create_task(self._end_epoch())
         await asyncio.shield(self._ending)

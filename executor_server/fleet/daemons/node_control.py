@@ -38,12 +38,12 @@ class NodeControl:
         """The reasons why parts of the last control are not in force, for people."""
 
     async def take(self, control: Control) -> None:
-        """Puts a control in force, as far as it can be; says in `problem` what can't. Ends even if its caller does."""
+        """Puts a control in force as far as possible; `problem` names the rest. Its caller can't cancel it."""
         await asyncio.shield(self._take(control))
 
     async def _take(self, control: Control) -> None:
         async with self._taking:
-            self.fingerprint = ""  # from here on it may be a mixture
+            self.fingerprint = ""  # until all parts are in force
             problems = [
                 f"{what}: {problem}"
                 for what, step in (

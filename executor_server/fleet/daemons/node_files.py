@@ -1,7 +1,7 @@
 """The files of a node of a fleet, in the folder `node` of its state directory.
 
-`record.json` is the memory of its heartbeat (membership/heartbeat.py). `policy.toml`, `locks` and `state.key` are from
-the front: the last ones in force, so that a restarted node goes on as before.
+`record.json` is the memory of its heartbeat (membership/heartbeat.py). `policy.toml`, `locks` and `state.key` are
+the front's, as last in force, so that a restarted node continues with them.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class NodeFiles:
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             raise StateDirError(
                 f"The file {self._record} is damaged. Without it this node does not know which of its sessions were "
-                f"lost; remove the folder {self._folder}, and the front ends them all."
+                f"lost. Remove the folder {self._folder}; the front then reports all of them lost."
             ) from error
 
     def write_record(self, record: NodeRecord) -> None:

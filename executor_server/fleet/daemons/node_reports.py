@@ -53,7 +53,7 @@ class EndedSessions(Observer):
 
 
 class NodeReports:
-    """Builds one report after the other; each says how the sessions differ from the report before."""
+    """Builds reports; each lists the changes of sessions since the report before."""
 
     def __init__(self, config: Config, parts: Parts, control: NodeControl, ended: EndedSessions) -> None:
         self._ended = ended

@@ -300,7 +300,7 @@ def _read_certificate(path: Path) -> x509.Certificate:
     except FileNotFoundError:
         raise CertificateError(f"There is no certificate {path}; `executor-server fleet init` makes it.") from None
     except ValueError as error:
-        raise CertificateError(f"The file {path} is no certificate in PEM form.") from error
+        raise CertificateError(f"The file {path} is not a certificate in PEM form.") from error
 
 
 def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
@@ -308,7 +308,7 @@ def _read_key(path: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = serialization.load_pem_private_key(_read_file(path, private=True), password=None)
     except (ValueError, TypeError) as error:  # TypeError: the key has a password
-        raise CertificateError(f"The file {path} is no private key in PEM form without a password.") from error
+        raise CertificateError(f"The file {path} is not a private key in PEM form without a password.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey):
         raise CertificateError(f"The key {path} is not of an elliptic curve, as those of a fleet are.")
     return key
@@ -417,7 +417,7 @@ def _key_in(request: bytes) -> ec.EllipticCurvePublicKey:
         key = parsed.public_key()
         is_signed = parsed.is_signature_valid
     except (ValueError, UnsupportedAlgorithm, InvalidSignature) as error:
-        raise CertificateError("This is no request for a certificate in PEM form.") from error
+        raise CertificateError("This is not a certificate request in PEM form.") from error
     if not is_signed or not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
         raise CertificateError("The request for a certificate is not signed with a key on the curve P-256.")
     return key

@@ -87,7 +87,7 @@ class Discovery:
                 hosts = sorted(set(found))[:MAX_ADDRESSES]
                 self._take("dns", frozenset(str(TcpAddress(host, name.port)) for host in hosts))
             except (OSError, TimeoutError) as error:
-                self._report("dns", f"{name.host} has no address now: {error or 'no answer in time'}")
+                self._report("dns", f"{name.host} can't be resolved: {error or 'no answer in time'}")
             await asyncio.sleep(DNS_INTERVAL_S)
 
     def _take(self, source: str, found: frozenset[str]) -> None:
@@ -110,7 +110,7 @@ def node_address(text: str) -> TcpAddress:
     """Returns the address of a node, `HOST:PORT`. Raises AddressError."""
     address = addresses.parse(text)
     if not isinstance(address, TcpAddress) or not address.port:
-        raise AddressError(f"{text!r} is no address of a node; write HOST:PORT.")
+        raise AddressError(f"{text!r} is not an address of a node; write HOST:PORT.")
     return address
 
 

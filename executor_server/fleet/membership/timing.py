@@ -14,7 +14,7 @@ MAX_TIME_S = 600.0
 
 
 class NodeRefused(PreconditionFailed):
-    """A link, or what came over it, is refused; the link ends. The message says why, for people.
+    """A link or a message on it is refused, and the link ends. The message gives the reason, for people.
 
     `is_stale`: what the node had was reported lost; a link whose hello says so ends that. `is_superseded`: the node
     obeys another process with this front's identity.

@@ -226,7 +226,7 @@ class Roster:
         except FileNotFoundError:
             pass
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            # The actors on the nodes say their addresses again.
+            # The actors on the nodes report their addresses again.
             _log.warning("fleet_registry_unusable", path=str(self._files.registry), problem=str(error))
 
     def _write(self) -> None:

@@ -59,7 +59,7 @@ class DaemonWatcher:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Starts or adopts the daemon, and the thread that looks after it. Idempotent."""
+        """Starts or adopts the daemon, and starts the thread that watches it. Idempotent."""
         with self._lock:
             if self._thread is not None or self._closed.is_set():
                 return

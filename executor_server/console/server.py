@@ -96,13 +96,12 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
             access = Access(f"{web.scheme(section)}://{names[-1]}", keep_link)
             console = Console(daemon, actions=section.actions)
             server = _server(section, address, application(console, access, frozenset(names)))
-            server.on_startup(lambda: _announce(path.read_text().strip()))
 
             async def stop() -> None:
                 access.stop()
                 await console.watches.stop()
 
-            await web.until_stopped(server, stop)
+            await web.until_stopped(server, address, lambda: _announce(path.read_text().strip()), stop)
     finally:
         path.unlink(missing_ok=True)
 

@@ -59,10 +59,10 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     ):
         router = Router(_applications(section, clients, sandboxes), clients, idle, section.domain)
         server = _server(section, address, router)
-        server.on_startup(lambda: _announce(f"{web.scheme(section)}://{address}", daemon))
+        url = f"{web.scheme(section)}://{address}"
         closing = asyncio.create_task(idle.close_late())
         try:
-            await web.until_stopped(server, lambda: router.stop(STOP_GRACE_S))
+            await web.until_stopped(server, address, lambda: _announce(url, daemon), lambda: router.stop(STOP_GRACE_S))
         finally:
             closing.cancel()
             await asyncio.gather(closing, return_exceptions=True)

@@ -29,6 +29,7 @@ from executor_server.core.config import (
     claim,
 )
 
+ACCEPT_POLL_S = 0.01
 END_S = 2.0
 """Seconds for responses to end when the process stops."""
 
@@ -85,20 +86,39 @@ def server(section: Section, address: TcpAddress, app: ASGIApp, **options: Any) 
         raise StartError(f"{section.tls_cert} and {section.tls_key} can't be used: {error}") from error
 
 
-async def until_stopped(server: Server, stop: Callable[[], Awaitable[None]]) -> None:
-    """Serves until SIGTERM or SIGINT, then no longer accepts, calls `stop` to end what runs, and waits for its end."""
+async def until_stopped(
+    server: Server, address: TcpAddress, announce: Callable[[], None], stop: Callable[[], Awaitable[None]]
+) -> None:
+    """Serves until SIGTERM or SIGINT, then no longer accepts, calls `stop` to end what runs, and waits for its end.
+
+    Calls `announce` once it accepts connections.
+    """
     stopped = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, stopped.set)
     serving = asyncio.create_task(server.serve())
     stopping = asyncio.create_task(stopped.wait())
+    announcing = asyncio.create_task(_announce(address, announce))
     await asyncio.wait([serving, stopping], return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    announcing.cancel()
     server.stop()  # type: ignore[no-untyped-call]
     await stop()
     with suppress(TimeoutError):
         async with asyncio.timeout(END_S):
             await serving
+
+
+async def _announce(address: TcpAddress, announce: Callable[[], None]) -> None:
+    """Waits until the port accepts: granian's hook for its start comes before it listens."""
+    while True:
+        try:
+            _, writer = await asyncio.open_connection(address.host, address.port)
+        except ConnectionRefusedError:
+            await asyncio.sleep(ACCEPT_POLL_S)
+        else:
+            writer.close()
+            return announce()
 
 
 def scheme(section: Section) -> str:

@@ -168,7 +168,7 @@ def test_an_incomplete_recording_is_unverified(
 
 def use_commands(session: Session) -> None:
     """Commands with input, a terminal, a signal, an end without output, a refused start, and one that runs on."""
-    session.processes.run("sort; echo $$ >&2; exit 3", input="b\na\n")
+    session.processes.run("sort; date +%N >&2; exit 3", input="b\na\n")
     with pytest.raises(InvalidRequest):
         session.processes.run(["no-such-program"])
     with session.processes.start("read -p 'Who? ' name; echo Hello, $name", pty=TerminalSize(80, 24)) as terminal:
@@ -204,7 +204,7 @@ def test_commands_run_again_as_they_were(tmp_path: Path, capsys: pytest.CaptureF
     capsys.readouterr()
     assert main(["replay", str(of_daemon)]) == 0
     told = re.sub(r"^ *[\d.]*s? │ ", "", capsys.readouterr().out, flags=re.MULTILINE)
-    assert "$ sort; echo $$ >&2; exit 3\ninput of 4 bytes\n" in told and "command: exit code 3" in told
+    assert "$ sort; date +%N >&2; exit 3\ninput of 4 bytes\n" in told and "command: exit code 3" in told
 
 
 def _other_output(entry: Entry, fields: dict[str, Any]) -> None:

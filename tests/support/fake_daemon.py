@@ -341,7 +341,8 @@ def serve(
 def start(
     daemon: FakeDaemon, threads: ThreadPoolExecutor, credentials: grpc.ServerCredentials | None = None
 ) -> grpc.Server:
-    server = grpc.server(threads)
+    # Else the kernel may give two such servers the same free port.
+    server = grpc.server(threads, options=[("grpc.so_reuseport", 0)])
     services.add_ExecutorServiceServicer_to_server(daemon, server)
     if credentials is None:
         server.add_insecure_port(daemon.address)

@@ -79,7 +79,7 @@ def tls_daemon(
 @contextmanager
 def plain_daemon() -> Iterator[str]:
     threads = ThreadPoolExecutor(1)
-    server = grpc.server(threads)
+    server = grpc.server(threads, options=[("grpc.so_reuseport", 0)])
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
     try:

@@ -271,6 +271,13 @@ def _add_replay(commands: Any) -> None:
     replay.add_argument(
         "--from-step", type=positive, metavar="N", help="for --execute: run the steps before N without comparing them"
     )
+    replay.add_argument(
+        "--ignore",
+        action="append",
+        default=[],
+        metavar="TEXT",
+        help="for --execute: do not compare the output of commands that contain this text (repeatable)",
+    )
 
 
 def _add_record(commands: Any) -> None:

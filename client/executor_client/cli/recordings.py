@@ -33,8 +33,8 @@ _PRIVATE = 0o600  # as the recording
 
 def replay(options: argparse.Namespace, console: Console) -> int:
     """Shows a recording in the terminal, or writes it as an asciicast or as HTML. Raises ExecutorClientError."""
-    if options.image is not None or options.from_step is not None:
-        raise InvalidRequest("--image and --from-step are for --execute, which runs the recording again")
+    if options.image is not None or options.from_step is not None or options.ignore:
+        raise InvalidRequest("--image, --from-step and --ignore are for --execute, which runs the recording again")
     try:
         with Recording(options.recording) as recording:
             first = next(recording.entries(), None)
@@ -81,7 +81,12 @@ def execute_recording(client: ExecutorClient, options: argparse.Namespace, conso
     try:
         with Recording(options.recording) as recording:
             replayed = execute_again(
-                client, recording, image=options.image, from_step=options.from_step or 1, on_step=show_step
+                client,
+                recording,
+                image=options.image,
+                from_step=options.from_step or 1,
+                ignore=options.ignore,
+                on_step=show_step,
             )
     except OSError as error:
         raise InvalidRequest(f"{options.recording} can't be replayed: {error}") from error
@@ -92,7 +97,7 @@ def execute_recording(client: ExecutorClient, options: argparse.Namespace, conso
         console.show_lines(["unverified"])
     for note in replayed.notes:
         console.show_lines(["note, no divergence:", *note.lines()])
-    console.show_lines([f"  the recording lacks {each}" for each in replayed.unverified])
+    console.show_lines([f"  not verified: {each}" for each in replayed.unverified])
     if replayed.divergence is not None or replayed.unverified:
         return EXIT_UNVERIFIED if replayed.divergence is None else EXIT_DIVERGED
     commands = f" and {replayed.commands} commands" if replayed.commands else ""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
@@ -60,15 +60,17 @@ def execute_again(
     *,
     image: str | None = None,
     from_step: int = 1,
+    ignore: Sequence[str] = (),
     on_step: OnStep = lambda number, how: None,
 ) -> Replayed:
     """Runs all steps of a recording in new sessions of `client`, which are ended.
 
-    Steps before `from_step` only rebuild the state: their results are not compared. Raises RecordingError, and
-    the errors of the client if the daemon refuses a setting of the recorded session.
+    Steps before `from_step` only rebuild the state: their results are not compared. Nor is the output of commands whose
+    text contains one of `ignore`. Raises RecordingError, and the errors of the client if the daemon refuses a setting
+    of the recorded session.
     """
     with ExitStack() as until_replayed:
-        return _Replay(client, recording, image, from_step, on_step, until_replayed).run()
+        return _Replay(client, recording, image, from_step, ignore, on_step, until_replayed).run()
 
 
 @dataclass
@@ -77,6 +79,7 @@ class _Replay:
     recording: Recording
     image: str | None
     from_step: int
+    ignore: Sequence[str]
     on_step: OnStep
     until_replayed: ExitStack
     session: Session | None = None
@@ -126,7 +129,8 @@ class _Replay:
         session, message = self._open_session(), entry.message()
         if entry.kind in COMMAND_KINDS:
             if self.commands is None:
-                self.commands = CommandReplay(session, ports_used=PORTS in self.recording.manifest.unknown)
+                ports_used = PORTS in self.recording.manifest.unknown
+                self.commands = CommandReplay(session, ports_used=ports_used, ignore=self.ignore)
             return self.commands.repeat(entry)
         match entry.kind:
             case "imports":

@@ -7,7 +7,7 @@ goes on it waits until a command has printed what it had printed there: input re
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -59,7 +59,10 @@ class Command:
             self.end = end_text(outcome, result.exit_code, result.signal)
 
     def differences(self, number: int, got: Command) -> Iterator[Difference]:
-        """Yields how another run differs: the end and stdout. Of a run that the session ended, the begin of stdout."""
+        """Yields how another run differs: the end and, unless it is cut, stdout.
+
+        Of a run that the session ended, the beginning of stdout is compared.
+        """
         what = name_of(number, self)
         has_end = self.end not in _WITHOUT_END
         if not (self.is_cut or got.is_cut):
@@ -110,17 +113,19 @@ class _Running:
     expected: Command
     got: Command
     process: Process | None  # None if its start was refused
+    is_ignored: bool
 
 
 class CommandReplay:
     """Runs recorded commands again in a session. `begun` counts them.
 
     With `ports_used`, connections that the recording lacks may have made a command print or end. So one that still runs
-    is no divergence, but unverified.
+    is no divergence, but unverified. So is the output of commands whose text contains one of `ignore`.
     """
 
-    def __init__(self, session: Session, *, ports_used: bool) -> None:
+    def __init__(self, session: Session, *, ports_used: bool, ignore: Sequence[str] = ()) -> None:
         self._ports_used = ports_used
+        self._ignore = ignore
         self.begun = 0
         self.notes: list[Difference] = []
         self.unverified: list[str] = []
@@ -159,7 +164,7 @@ class CommandReplay:
                 return Difference(0, name_of(running.number, expected), "refused", "it runs")
             if expected.has_begun and not expected.end:
                 self.unverified.append(f"the end of command {running.number}")
-            if expected.end in _WITHOUT_END and not self._ports_used:
+            if expected.end in _WITHOUT_END and not (self._ports_used or running.is_ignored):
                 found = next(expected.differences(running.number, running.got), None)
                 if found is not None:
                     return found
@@ -168,7 +173,9 @@ class CommandReplay:
     def _start(self, time_s: float, request: service_pb.StartProcessRequest) -> None:
         self.begun += 1
         expected, got = Command(request, time_s), Command(request, time_s)
-        running = self._commands[request.process_id] = _Running(self.begun, expected, got, None)
+        text = command_text(request)
+        is_ignored = any(each in text for each in self._ignore)
+        running = self._commands[request.process_id] = _Running(self.begun, expected, got, None, is_ignored)
         again = service_pb.StartProcessRequest()
         again.CopyFrom(request)
         again.session_id = self._session.session_id
@@ -209,6 +216,9 @@ class CommandReplay:
                 return None
         if (result := process.result) is not None:
             got.end = end_text(result.outcome, result.exit_code, result.signal)
+        if running.is_ignored:
+            self.unverified.append(f"output of command {running.number}, which is ignored")
+            return next(_differing(f"{name_of(running.number, expected)}: end", expected.end, got.end), None)
         if expected.is_cut or got.is_cut:
             self.unverified.append(f"output of command {running.number}, of which some was left out")
         self.notes += expected.notes(running.number, got)

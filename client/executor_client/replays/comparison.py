@@ -18,10 +18,13 @@ from executor_api.values import EncodeError, OpaqueValue, encode
 from executor_client._core.value_text import cut_text, one_line, value_text
 from executor_client.results import ExecutionResult
 
+_LISTED = r"^([-dlbcps][-rwxsStT]{9}) +(\d+) +\S+ +\S+ +(\d+) +[A-Z][a-z]{2} +\d+ +[\d:]+ "
+
 RULES = (
     (re.compile(r"\b0x[0-9a-fA-F]{6,16}\b"), "0x…"),  # addresses, as in <object at 0x7f3a5c1d2e80>
     (re.compile(r"/tmp/tmp[a-z0-9_]{8}\b"), "/tmp/tmp…"),
     (re.compile(r"\bin \d+(\.\d+)? ?s\b"), "in … s"),  # durations, as test runners print them
+    (re.compile(_LISTED, re.MULTILINE), r"\1 \2 … \3 … "),  # owners and times of files, as `ls -l` prints them
 )
 """What is replaced in both texts before they are compared."""
 

@@ -114,7 +114,7 @@ async def _announce(address: TcpAddress, announce: Callable[[], None]) -> None:
     while True:
         try:
             _, writer = await asyncio.open_connection(address.host, address.port)
-        except ConnectionRefusedError:
+        except OSError:
             await asyncio.sleep(ACCEPT_POLL_S)
         else:
             writer.close()

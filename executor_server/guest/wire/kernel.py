@@ -1,7 +1,7 @@
-"""System calls for making sandboxes that Python has no function for. Errors are raised as OSError.
+"""System calls that Python has no function for. Errors are raised as OSError.
 
-Only what makes sandboxes out of its own process uses them: the command that makes namespaces in a machine of the cloud,
-and the fork server. The guest of a sandbox that was made otherwise does not import ctypes (6 ms).
+Used by the processes that make sandboxes themselves (the command that makes namespaces in a machine of the cloud, and
+the fork server) and by the egress proxy. Other guests do not import ctypes (6 ms).
 """
 
 from __future__ import annotations

@@ -3,18 +3,22 @@
 granian limits the time for the head of a request of HTTP/1.1. It waits for ever for the first bytes of a connection
 that may become HTTP/2, for a handshake of TLS, and for requests on a connection of HTTP/2. It has no list of its
 connections either. The kernel has: they are sockets of this process whose own port is the one that the server
-listens on. Applications report which of them have requests.
+listens on. Applications report which of them have requests. A request ends there once its answer is in buffers, so a
+late connection stays while its peer still reads.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import socket
+import struct
+import termios
 import time
 from collections import Counter
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv6Address, ip_address
 from pathlib import Path
 
@@ -27,6 +31,8 @@ IDLE_S = 120.0
 SCANS = 3
 """Scans during `FIRST_REQUEST_S`."""
 
+_BYTES_ACKED_AT, _TCP_INFO_BYTES = 120, 128  # tcpi_bytes_acked of struct tcp_info (linux/tcp.h), from Linux 4.1 on
+
 Peer = tuple[str, int]
 
 
@@ -38,6 +44,7 @@ class IdleConnections:
         self._first_request_s, self._idle_s = first_request_s, idle_s
         self._running: Counter[Peer] = Counter()
         self._until: dict[Peer, float] = {}  # monotonic: when a connection without a request is closed
+        self._received: dict[Peer, int] = {}  # bytes that a late peer, which still read its answer, had received
 
     @contextlib.contextmanager
     def request(self, scope: Scope) -> Iterator[None]:
@@ -57,14 +64,20 @@ class IdleConnections:
         while True:
             await asyncio.sleep(self._first_request_s / SCANS)
             now = time.monotonic()
-            late = {peer for peer, until in self._until.items() if until <= now and peer not in self._running}
-            found = await asyncio.to_thread(_scan, self._port, late)
+            late = [peer for peer, until in self._until.items() if until <= now and peer not in self._running]
+            found = await asyncio.to_thread(_scan, self._port, {peer: self._received.get(peer, 0) for peer in late})
+            for peer in found.keys() & late:
+                self._until[peer], self._received[peer] = now + self._idle_s, found[peer]
             self._until = {peer: self._until.get(peer, now + self._first_request_s) for peer in found}
+            self._received = {peer: received for peer, received in self._received.items() if peer in found}
 
 
-def _scan(port: int, late: Set[Peer]) -> set[Peer]:
-    """Shuts down the late ones of this process's connections to its port. Returns the peers of all."""
-    peers: set[Peer] = set()
+def _scan(port: int, late: Mapping[Peer, int]) -> dict[Peer, int]:
+    """Shuts down late ones of this process's connections to its port, unless they read more than the given bytes.
+
+    Returns the peers of the others, with the bytes that late ones have received.
+    """
+    peers: dict[Peer, int] = {}
     for entry in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):  # closed meanwhile, no socket, or the listener, which has no peer
             if not str(entry.readlink()).startswith("socket:"):
@@ -74,10 +87,18 @@ def _scan(port: int, late: Set[Peer]) -> set[Peer]:
                 if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
                     continue
                 peer = _peer(*connection.getpeername()[:2])
-                peers.add(peer)
-                if peer in late:
+                peers[peer] = _received(connection) if peer in late else 0
+                if peer in late and peers[peer] <= late[peer]:
+                    del peers[peer]
                     connection.shutdown(socket.SHUT_RDWR)
     return peers
+
+
+def _received(connection: socket.socket) -> int:
+    """Returns how many bytes the peer has received; 0 if nothing is left that it could receive."""
+    (waiting,) = struct.unpack("i", fcntl.ioctl(connection, termios.TIOCOUTQ, bytes(4)))
+    info = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO_BYTES)
+    return struct.unpack_from("Q", info, _BYTES_ACKED_AT)[0] if waiting and len(info) == _TCP_INFO_BYTES else 0
 
 
 def _peer(host: str, port: int | str) -> Peer:

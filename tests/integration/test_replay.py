@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from executor_client import (
@@ -257,3 +258,20 @@ def test_the_output_of_ignored_commands_is_not_compared(
     assert "not verified: output of command 2, which is ignored" in capsys.readouterr().out
     other_end = changed(tmp_path / "run.rxr", _other_end)
     assert execute(daemon, other_end, "--ignore", "printf", "--ignore", "ls", "--ignore", "date") == 3
+
+
+def _endless(entry: Entry, fields: dict[str, Any]) -> None:
+    if entry.kind == "command":
+        fields["argv"] = ["yes"]
+
+
+def test_a_command_that_prints_without_end_is_a_divergence_and_not_kept(
+    daemon: Daemon, client: ExecutorClient, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with client.create_session() as session, session.record(tmp_path / "run.rxr"):
+        session.processes.run(["printf", "a"])
+    endless = changed(tmp_path / "run.rxr", _endless)
+    before = psutil.Process().memory_info().rss
+    assert execute(daemon, endless) == 3
+    assert "session: command 1 (yes): output" in capsys.readouterr().out.splitlines()
+    assert psutil.Process().memory_info().rss < before + (64 << 20)

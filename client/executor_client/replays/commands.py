@@ -15,7 +15,14 @@ from typing import Any
 from executor_api.recordings import PLAIN_ENV
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
-from executor_client.errors import CallTimeoutError, FileError, InvalidRequest, NotFoundError, PreconditionError
+from executor_client.errors import (
+    CallTimeoutError,
+    FileError,
+    InvalidRequest,
+    NotFoundError,
+    PreconditionError,
+    ResourceExhaustedError,
+)
 from executor_client.process import Process
 from executor_client.process_results import ProcessOutput
 from executor_client.recording import Entry, Recording
@@ -25,8 +32,11 @@ from executor_client.session import Session
 
 WAIT_S = 30.0
 """Seconds that a command may take longer than three times its recorded time."""
+_MORE_BYTES = 64 * 1024
+"""Bytes that are kept of a stream above twice the recorded ones; with more, it differs."""
 _PORTS_WAIT_S = 2.0
 """Seconds to wait for what a connection to a port may have caused."""
+_UNKNOWN = "commands whose start is not in the recording"
 KINDS = ("command", "input", "resize", "signal", "output")
 """The kinds of entries about commands."""
 _WITHOUT_END = ("", "lost")
@@ -146,7 +156,8 @@ class CommandReplay:
             return None
         running = self._commands.get(message.process_id)
         if running is None:
-            self.unverified.append("commands whose start is not in the recording")
+            if _UNKNOWN not in self.unverified:
+                self.unverified.append(_UNKNOWN)
         elif entry.kind == "output":
             running.expected.add(message.event)
             return self._await(running, entry.time_s)
@@ -185,7 +196,7 @@ class CommandReplay:
             with self._session._transport.waits() as waits:
                 process = self._session.processes._asked_for(again, waits)
                 process._begin()
-        except (InvalidRequest, FileError) as error:  # no such program or directory
+        except (InvalidRequest, FileError, ResourceExhaustedError) as error:  # no such program or directory, no place
             got.end = f"refused: {error.message}"
         else:
             running.process = process
@@ -198,22 +209,13 @@ class CommandReplay:
             return Difference(0, name_of(running.number, expected), "it was started", got.end)
         has_end = expected.end not in _WITHOUT_END
         wait_s = _PORTS_WAIT_S if self._ports_used else WAIT_S + 3 * max(0.0, time_s - expected.begin_s)
-        ends_s = time.monotonic() + wait_s
-        try:
-            while process.result is None and (has_end or len(got.stdout) < len(expected.stdout)):
-                event = process._next(ends_s)
-                if isinstance(event, ProcessOutput):
-                    (got.stderr if event.stream == "stderr" else got.stdout).extend(event.data)
-                elif event is not None:
-                    got.is_cut = True
-        except CallTimeoutError:
-            if self._ports_used:
-                self.unverified.append(f"connections to ports, for which command {running.number} waits")
-                return None
-        else:
+        if _follow(process, running, time.monotonic() + wait_s):
             if not has_end:
                 process.close()
                 return None
+        elif self._ports_used:
+            self.unverified.append(f"connections to ports, for which command {running.number} waits")
+            return None
         if (result := process.result) is not None:
             got.end = end_text(result.outcome, result.exit_code, result.signal)
         if running.is_ignored:
@@ -223,3 +225,26 @@ class CommandReplay:
             self.unverified.append(f"output of command {running.number}, of which some was left out")
         self.notes += expected.notes(running.number, got)
         return next(expected.differences(running.number, got), None)
+
+
+def _follow(process: Process, running: _Running, ends_s: float) -> bool:
+    """Reads until a command has printed and ended as far as recorded, or printed far more. False if time is over."""
+    expected, got = running.expected, running.got
+    has_end = expected.end not in _WITHOUT_END
+    try:
+        while process.result is None and (has_end or len(got.stdout) < len(expected.stdout)):
+            event = process._next(ends_s)
+            if isinstance(event, ProcessOutput):
+                is_error = event.stream == "stderr"
+                kept, recorded = (got.stderr, expected.stderr) if is_error else (got.stdout, expected.stdout)
+                room = 2 * len(recorded) + _MORE_BYTES - len(kept)
+                kept.extend(event.data[:room])
+                if not (room or is_error or expected.is_cut or got.is_cut or running.is_ignored):
+                    return True
+            elif event is not None:
+                got.is_cut = True
+            if time.monotonic() > ends_s:
+                return False
+    except CallTimeoutError:
+        return False
+    return True

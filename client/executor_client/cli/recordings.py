@@ -149,7 +149,7 @@ def diff(options: argparse.Namespace, console: Console) -> int:
 
 
 def _diff(before: Recording, after: Recording, console: Console) -> int:
-    differences = 0
+    differences, missing = 0, {*lacking(before.manifest), *lacking(after.manifest)}
     old, new = ((item for item in each.in_order() if isinstance(item, Step)) for each in (before, after))
     for number, (one, other) in enumerate(itertools.zip_longest(old, new), 1):
         found = _step_difference(number, before, after, one, other)
@@ -162,15 +162,18 @@ def _diff(before: Recording, after: Recording, console: Console) -> int:
         found = differing(0, f"command {number}", *texts)
         if found is None and command is not None and again is not None:
             found = next(command.differences(number, again), None)
+            if command.is_cut or again.is_cut:
+                missing.add(f"output of command {number}, of which some was left out")
         if found is not None:
             differences += 1
             console.show_lines(found.lines())
     if differences:
         console.show_lines([f"{differences} steps or commands differ"])
         return EXIT_DIVERGED
-    missing = sorted({*lacking(before.manifest), *lacking(after.manifest)})
     if missing:
-        console.show_lines(["no difference, but unverified", *(f"  a recording lacks {each}" for each in missing)])
+        console.show_lines(
+            ["no difference, but unverified", *(f"  a recording lacks {each}" for each in sorted(missing))]
+        )
         return EXIT_UNVERIFIED
     console.show_lines(["no difference"])
     return EXIT_SAME

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 import pytest
 
 from tests.contract.harness import Harness, pieces
@@ -90,31 +88,6 @@ async def test_a_program_that_cannot_reach_the_interpreter_is_not_blamed(harness
     assert (run.outcome, run.state, run.ended.generation) == ("crashed", "reset", 2)
     assert "after the ones before it" in run.message and "descriptors" in run.message
     assert (await harness.run(session, "1")).output == 1
-
-
-_BREAKS_LATER = """\
-import sys, threading, time
-mine = sys.stdout
-def breaks():
-    while sys.stdout is mine:
-        time.sleep(0.001)
-    {how}
-    open("broken", "w").close()
-threading.Thread(target=breaks, daemon=True).start()
-"""
-
-
-@promise("end-unfit")
-@pytest.mark.parametrize("how", ["sys.stdout.close()", "sys.__stdout__ = sys.stdout = 5"])
-async def test_streams_that_a_thread_breaks_between_two_programs_are_made_again(harness: Harness, how: str) -> None:
-    """They are made when a program has ended, so that the next one does not wait for it."""
-    session = await harness.session()
-    assert (await harness.run(session, _BREAKS_LATER.format(how=how))).outcome == "succeeded"
-    async with asyncio.timeout(60):
-        while "broken" not in [file.path for file in (await session.list_files(""))[0]]:  # noqa: ASYNC110
-            await asyncio.sleep(0.02)
-    run = await harness.run(session, "print('printed')")
-    assert (run.outcome, run.stdout, run.state) == ("succeeded", "printed\n", "kept")
 
 
 @promise("end-unfit")

@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from executor_server import guest
+from executor_server.backends import guest_archive
 from executor_server.backends.base import KnownSandbox
 from executor_server.backends.guest_archive import GuestArchive, pack_archive
 from executor_server.backends.local import LocalBackend, host, resources
@@ -85,17 +85,8 @@ async def test_a_guest_that_does_not_start_is_an_error_that_says_why(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(directory: Path) -> GuestArchive:
-        root = Path(guest.__file__).parent
-        whole = (
-            "__init__",
-            "fork_server/__init__",
-            "fork_server/owner",
-            "wire/__init__",
-            "wire/kernel",
-            "wire/privileges",
-        )
-        files = {f"executor_guest/{name}.py": Path(root, f"{name}.py").read_bytes() for name in whole}
-        return pack_archive(files | {"executor_guest/main.py": b"raise RuntimeError('a broken guest')"}, directory)
+        sources = guest_archive._guest_sources(with_proxy=False)
+        return pack_archive(sources | {"executor_guest/main.py": b"raise RuntimeError('a broken guest')"}, directory)
 
     monkeypatch.setattr(resources, "pack_guest", broken)
     backend = LocalBackend(state_dir)

@@ -43,7 +43,7 @@ from executor_server.core import (
     ResourceExhausted,
     Unauthenticated,
 )
-from executor_server.policy.identity import APPROVER, USER, VIEWER, roles_of
+from executor_server.policy.identity import APPROVER, USER, VIEWER, effective_roles
 
 OPEN_METHODS = frozenset({"/grpc.health.v1.Health/Check"})
 CHECK_INTERVAL_S = 1.0
@@ -249,7 +249,7 @@ def _check_role(principal: Principal, method: str) -> None:
         raise Forbidden(Reason.ADMIN_ONLY, "this call is for admins: it needs a token that was made with --admin")
     if role is None and method.startswith(_USER_METHODS):
         role = USER
-    roles = roles_of(principal)
+    roles = effective_roles(principal.roles)
     if role is not None and role not in roles:
         text = (
             f"this call needs the role {role}, and the caller's credential has only {', '.join(roles)}: "

@@ -15,7 +15,7 @@ import click
 from executor_server.core.config import NAME_FORM, Config, ConfigError, StateDir, is_name
 from executor_server.daemon.cli.shared import EXIT_PLACE, fail, fail_config, load_config, placed, print_table, span_of
 from executor_server.policy import load_policy
-from executor_server.policy.identity import USER, Role, TokenFile, TokenFileError, TokenForm, TokenRecord
+from executor_server.policy.identity import Role, TokenFile, TokenFileError, TokenForm, TokenRecord, effective_roles
 
 MAX_LIFETIME = timedelta(days=3650)
 DEFAULT_NAME = "default"
@@ -105,7 +105,7 @@ def list_tokens(tenant: str | None, **place: Any) -> None:
             r.tenant,
             r.name,
             "yes" if r.admin else "no",
-            "all" if r.admin else ", ".join(r.roles or (USER,)),
+            "all" if r.admin else ", ".join(effective_roles(r.roles)),
             f"{r.create_time:%Y-%m-%d %H:%M}",
             _validity(r),
         )

@@ -17,7 +17,7 @@ from executor_server.policy.file import PolicyFile, Tenant
 from executor_server.policy.forms import is_tool_within
 from executor_server.policy.grants import FORK_SERVERS, VIEWS, fork_server
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of
-from executor_server.policy.identity import USER
+from executor_server.policy.identity import effective_roles
 from executor_server.policy.packages_table import ANY_PACKAGE, age_s
 from executor_server.policy.profile import Profile
 from executor_server.policy.requirement import Requirement, read_requirement
@@ -72,7 +72,7 @@ def _tenant_changes(path: str, old: tuple[PolicyFile, Tenant], new: tuple[Policy
     for key in ("admin", "roles", "certificates", "uids"):
         before, after = getattr(old[1], key), getattr(new[1], key)
         if key == "roles":
-            before, after = before or (USER,), after or (USER,)
+            before, after = effective_roles(before), effective_roles(after)
         if before != after:
             yield Change(f"{path}.{key}", _shown(before), _shown(after), _direction(_more, before, after))
 

@@ -5,7 +5,7 @@ do: that is the policy's.
 """
 
 from executor_server.policy.identity.identities import Identities, Shown, TenantRights, certificate_in
-from executor_server.policy.identity.roles import APPROVER, USER, VIEWER, Role, may_decide, may_view, roles_of
+from executor_server.policy.identity.roles import APPROVER, USER, VIEWER, Role, effective_roles, may_decide, may_view
 from executor_server.policy.identity.token_file import (
     TokenFile,
     TokenFileError,

@@ -15,9 +15,9 @@ VIEWER: Role = "viewer"
 """Makes the reading calls of AdminService."""
 
 
-def roles_of(principal: Principal) -> tuple[str, ...]:
-    """Returns the roles of a caller who is no admin."""
-    return principal.roles or (USER,)
+def effective_roles(roles: tuple[str, ...]) -> tuple[str, ...]:
+    """Returns the roles of a credential that is not an admin's and was given `roles`."""
+    return roles or (USER,)
 
 
 def may_view(principal: Principal, tenant: str) -> bool:
@@ -29,4 +29,4 @@ def may_decide(principal: Principal, tenant: str) -> bool:
 
 
 def _has_role_in(principal: Principal, role: Role, tenant: str) -> bool:
-    return principal.is_admin or (role in roles_of(principal) and principal.tenant == tenant)
+    return principal.is_admin or (role in effective_roles(principal.roles) and principal.tenant == tenant)

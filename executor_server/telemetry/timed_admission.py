@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import inspect
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 from executor_server.core import SessionFacts, ToolCall
@@ -33,18 +33,20 @@ class TimedAdmission(AdmissionController):
             yield
 
     def tool_call(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
-        started_s = time.perf_counter()
-        try:
+        with self._measured():
             self._admission.tool_call(session, execution_id, call)
-        finally:
-            self._metrics.note_phase("admission", time.perf_counter() - started_s)
 
     def _timed(self, ask: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
         async def timed(*arguments: Any, **options: Any) -> Any:
-            started_s = time.perf_counter()
-            try:
+            with self._measured():
                 return await ask(*arguments, **options)
-            finally:
-                self._metrics.note_phase("admission", time.perf_counter() - started_s)
 
         return timed
+
+    @contextmanager
+    def _measured(self) -> Iterator[None]:
+        started_s = time.perf_counter()
+        try:
+            yield
+        finally:
+            self._metrics.note_phase("admission", time.perf_counter() - started_s)

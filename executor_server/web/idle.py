@@ -87,10 +87,11 @@ def _scan(port: int, late: Mapping[Peer, int]) -> dict[Peer, int]:
                 if connection.family not in (socket.AF_INET, socket.AF_INET6) or connection.getsockname()[1] != port:
                     continue
                 peer = _peer(*connection.getpeername()[:2])
-                peers[peer] = _received(connection) if peer in late else 0
-                if peer in late and peers[peer] <= late[peer]:
-                    del peers[peer]
+                received = _received(connection) if peer in late else 0
+                if peer in late and received <= late[peer]:
                     connection.shutdown(socket.SHUT_RDWR)
+                else:
+                    peers[peer] = received
     return peers
 
 

@@ -235,8 +235,9 @@ class Processes:
         if not log.done:
             facts: dict[str, str | int | bool] = {"process": process_id, "signal": signal, "target": target.value}
             await self._admission.action(self._session.facts, "signal_requested", facts)
-            message = lambda op: SignalProcess(op=op, id=process_id, signal=signal, target=target.value)  # noqa: E731
-            await self._requests.ask(nothing, message)
+            await self._requests.ask(
+                nothing, lambda op: SignalProcess(op=op, id=process_id, signal=signal, target=target.value)
+            )
             if signal == SIGKILL and target is SignalTarget.TREE:
                 log.note_kill()
 

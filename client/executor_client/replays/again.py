@@ -85,9 +85,11 @@ class _Replay:
     session: Session | None = None
     tools: dict[str, bool] = field(default_factory=dict)  # whether a host tool gives the final answer, by name
     steps: int = 0
-    commands: CommandReplay | None = None  # of the session
     unverified: list[str] = field(default_factory=list)
     notes: list[Difference] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.commands = CommandReplay(ports_used=PORTS in self.recording.manifest.unknown, ignore=self.ignore)
 
     def run(self) -> Replayed:
         self.unverified += lacking(self.recording.manifest)
@@ -101,14 +103,11 @@ class _Replay:
                 return self._replayed(None)
             if found is not None:
                 return self._replayed(found)
-        return self._replayed(self._end_commands())
+        return self._replayed(self.commands.finish())
 
     def _replayed(self, found: Difference | None) -> Replayed:
-        if self.commands is not None:
-            self.notes += self.commands.notes
-            self.unverified += self.commands.unverified
-        begun = self.commands.begun if self.commands is not None else 0
-        return Replayed(self.steps, begun, found, tuple(self.unverified), tuple(self.notes))
+        unverified, notes = self.unverified + self.commands.unverified, self.notes + self.commands.notes
+        return Replayed(self.steps, self.commands.begun, found, tuple(unverified), tuple(notes))
 
     def _open_session(self) -> Session:
         if self.session is None:
@@ -121,17 +120,14 @@ class _Replay:
     def _repeat(self, entry: Entry) -> Difference | None:
         """Sends to the session what the entry says was sent to the recorded one. Returns a divergence of a command."""
         if entry.kind == "session":
-            if (found := self._end_commands()) is None:
+            if (found := self.commands.finish()) is None:
                 self._create(entry.fields)
             return found
         if entry.kind in ("model", "broken", "event", "answer"):
             return None
         session, message = self._open_session(), entry.message()
         if entry.kind in COMMAND_KINDS:
-            if self.commands is None:
-                ports_used = PORTS in self.recording.manifest.unknown
-                self.commands = CommandReplay(session, ports_used=ports_used, ignore=self.ignore)
-            return self.commands.repeat(entry)
+            return self.commands.repeat(session, entry)
         match entry.kind:
             case "imports":
                 session.authorize_imports(message.authorized_imports)
@@ -150,10 +146,6 @@ class _Replay:
                 session.rollback(message.savepoint or None)
         return None
 
-    def _end_commands(self) -> Difference | None:
-        """Compares the commands that the session has ended."""
-        return None if self.commands is None else self.commands.finish()
-
     def _create(self, head: Mapping[str, Any]) -> None:
         if self.session is not None:
             self.session.close()
@@ -171,8 +163,6 @@ class _Replay:
             packages=_texts(head, "packages"),
         )
         self.until_replayed.enter_context(self.session)
-        if self.commands is not None:
-            self.commands.follow(self.session)
 
     def _send(self, request: Any, places: Iterable[pb.Payload]) -> None:
         """Sends a recorded request with payloads of its own."""

@@ -39,8 +39,6 @@ _PORTS_WAIT_S = 2.0
 _UNKNOWN = "commands whose start is not in the recording"
 KINDS = ("command", "input", "resize", "signal", "output")
 """The kinds of entries about commands."""
-_WITHOUT_END = ("", "lost")
-"""How a command stands that runs, or that its session ended."""
 
 
 @dataclass
@@ -54,6 +52,11 @@ class Command:
     stderr: bytearray = field(default_factory=bytearray)
     is_cut: bool = False
     end: str = ""
+
+    @property
+    def has_end(self) -> bool:
+        """False for a command that runs, or that its session has ended."""
+        return self.end not in ("", "lost")
 
     def add(self, event: pb.ProcessEvent) -> None:
         """Takes a recorded event."""
@@ -74,16 +77,15 @@ class Command:
         Of a run that the session ended, the beginning of stdout is compared.
         """
         what = name_of(number, self)
-        has_end = self.end not in _WITHOUT_END
         if not (self.is_cut or got.is_cut):
-            printed = got.stdout if has_end else got.stdout[: len(self.stdout)]
+            printed = got.stdout if self.has_end else got.stdout[: len(self.stdout)]
             yield from _differing(f"{what}: output", _text(self.stdout), _text(printed))
-        if has_end:
+        if self.has_end:
             yield from _differing(f"{what}: end", self.end, got.end or "it still runs")
 
     def notes(self, number: int, got: Command) -> Iterator[Difference]:
         """Yields what differs and is no divergence: text on stderr."""
-        if self.end not in _WITHOUT_END and not (self.is_cut or got.is_cut):
+        if self.has_end and not (self.is_cut or got.is_cut):
             yield from _differing(f"{name_of(number, self)}: text on stderr", _text(self.stderr), _text(got.stderr))
 
 
@@ -133,26 +135,20 @@ class CommandReplay:
     is no divergence, but unverified. So is the output of commands whose text contains one of `ignore`.
     """
 
-    def __init__(self, session: Session, *, ports_used: bool, ignore: Sequence[str] = ()) -> None:
+    def __init__(self, *, ports_used: bool, ignore: Sequence[str]) -> None:
         self._ports_used = ports_used
         self._ignore = ignore
         self.begun = 0
         self.notes: list[Difference] = []
         self.unverified: list[str] = []
-        self._session = session
         self._commands: dict[str, _Running] = {}
 
-    def follow(self, session: Session) -> None:
-        """Continues with another session: those of the one before have ended with it."""
-        self._session = session
-        self._commands.clear()
-
-    def repeat(self, entry: Entry) -> Difference | None:
+    def repeat(self, session: Session, entry: Entry) -> Difference | None:
         """Does what the entry says was done, or waits for what it says has happened. Returns a divergence."""
         message: Any = entry.message()
         if entry.kind == "command":
             if message.process_id not in self._commands:
-                self._start(entry.time_s, message)
+                self._start(session, entry.time_s, message)
             return None
         running = self._commands.get(message.process_id)
         if running is None:
@@ -162,26 +158,30 @@ class CommandReplay:
             running.expected.add(message.event)
             return self._await(running, entry.time_s)
         elif running.process is not None:
-            message.session_id = self._session.session_id
+            message.session_id = session.session_id
             with suppress(PreconditionError, NotFoundError, CallTimeoutError):  # it has ended, or is slow: as recorded
-                self._session._open().call(message)
+                session._open().call(message)
         return None
 
     def finish(self) -> Difference | None:
-        """Compares the commands that were refused or had not ended. Returns the first divergence."""
-        for running in self._commands.values():
+        """Compares the commands of a session that were refused or had not ended. Returns the first divergence.
+
+        Commands that come later are another session's.
+        """
+        commands, self._commands = self._commands, {}
+        for running in commands.values():
             expected = running.expected
             if not expected.has_begun and running.process is not None:
                 return Difference(0, name_of(running.number, expected), "refused", "it runs")
             if expected.has_begun and not expected.end:
                 self.unverified.append(f"the end of command {running.number}")
-            if expected.end in _WITHOUT_END and not (self._ports_used or running.is_ignored):
+            if not expected.has_end and not (self._ports_used or running.is_ignored):
                 found = next(expected.differences(running.number, running.got), None)
                 if found is not None:
                     return found
         return None
 
-    def _start(self, time_s: float, request: service_pb.StartProcessRequest) -> None:
+    def _start(self, session: Session, time_s: float, request: service_pb.StartProcessRequest) -> None:
         self.begun += 1
         expected, got = Command(request, time_s), Command(request, time_s)
         text = command_text(request)
@@ -189,12 +189,12 @@ class CommandReplay:
         running = self._commands[request.process_id] = _Running(self.begun, expected, got, None, is_ignored)
         again = service_pb.StartProcessRequest()
         again.CopyFrom(request)
-        again.session_id = self._session.session_id
+        again.session_id = session.session_id
         for name in [name for name in again.env if name not in PLAIN_ENV]:
             del again.env[name]
         try:
-            with self._session._transport.waits() as waits:
-                process = self._session.processes._asked_for(again, waits)
+            with session._transport.waits() as waits:
+                process = session.processes._asked_for(again, waits)
                 process._begin()
         except (InvalidRequest, FileError, ResourceExhaustedError) as error:  # no such program or directory, no place
             got.end = f"refused: {error.message}"
@@ -207,10 +207,9 @@ class CommandReplay:
         expected, got, process = running.expected, running.got, running.process
         if process is None:
             return Difference(0, name_of(running.number, expected), "it was started", got.end)
-        has_end = expected.end not in _WITHOUT_END
         wait_s = _PORTS_WAIT_S if self._ports_used else WAIT_S + 3 * max(0.0, time_s - expected.begin_s)
         if _follow(process, running, time.monotonic() + wait_s):
-            if not has_end:
+            if not expected.has_end:
                 process.close()
                 return None
         elif self._ports_used:
@@ -230,9 +229,8 @@ class CommandReplay:
 def _follow(process: Process, running: _Running, ends_s: float) -> bool:
     """Reads until a command has printed and ended as far as recorded, or printed far more. False if time is over."""
     expected, got = running.expected, running.got
-    has_end = expected.end not in _WITHOUT_END
     try:
-        while process.result is None and (has_end or len(got.stdout) < len(expected.stdout)):
+        while process.result is None and (expected.has_end or len(got.stdout) < len(expected.stdout)):
             event = process._next(ends_s)
             if isinstance(event, ProcessOutput):
                 is_error = event.stream == "stderr"

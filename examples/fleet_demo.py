@@ -158,12 +158,14 @@ def kill_machine(root: Path, node: str) -> int:
     for leader in leaders:
         leader.suspend()  # no actor starts its daemon again while we look
     processes = [each for leader in leaders for each in (leader, *leader.children(recursive=True))]
-    groups = {group for process in processes for group in control_groups(process)}
+    groups = [group for process in processes for group in control_groups(process)]
     for number in (signal.SIGSTOP, signal.SIGKILL):
         for process in processes:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.send_signal(number)
-    wait_until(lambda: all(is_removed(group) for group in groups), "control groups of the machine are not empty")
+    # Those of sandboxes that were just being made have no process yet. Their names begin with the daemon's, too.
+    named = {each for group in groups for each in group.parent.glob(f"{group.name.rpartition('-')[0]}-*")}
+    wait_until(lambda: all(is_removed(group) for group in named), "control groups of the machine are not empty")
     return len(processes)
 
 

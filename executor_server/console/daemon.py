@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from google.rpc import error_details_pb2, status_pb2
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2_grpc as executor_grpc
+from executor_client._core.session_table import SessionTable
 
 CALL_TIME_S = 60.0
 """Seconds for a call that is not a stream."""
@@ -170,8 +171,7 @@ class Daemon:
         self.admin = Admin(channel, address, token)
         self.executor = Admin(channel, address, token, executor_grpc.ExecutorServiceStub)
         """ExecutorService, for the calls about recordings."""
-        self.sessions: dict[str, admin_pb.SessionView] = {}
-        """Sessions by id, ended ones too."""
+        self._table = SessionTable()
         self.sessions_changes = Changes()
         self.approvals: list[admin_pb.Approval] = []
         """Requests that wait, the oldest first. Watched while there are viewers, if the console may decide."""
@@ -189,6 +189,11 @@ class Daemon:
         self._attended_until = 0.0
         self._attended = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+
+    @property
+    def sessions(self) -> Mapping[str, admin_pb.SessionView]:
+        """Sessions by id, ended ones too."""
+        return self._table.views
 
     @property
     def status(self) -> admin_pb.GetStatusResponse | None:
@@ -211,7 +216,7 @@ class Daemon:
         return self.approvals
 
     async def __aenter__(self) -> Daemon:
-        watches: dict[str, Callable[[], Awaitable[None]]] = {"sessions": self._sessions, "status": self._sample}
+        watches: dict[str, Callable[[], Awaitable[None]]] = {"sessions": self._watch_sessions, "status": self._sample}
         if self._approves:
             watches["approvals"] = self._attended_approvals
         self._tasks = [asyncio.create_task(self._again(name, watch)) for name, watch in watches.items()]
@@ -276,20 +281,12 @@ class Daemon:
             self.away_since = None
             self.away_changes.notify()
 
-    async def _sessions(self) -> None:
-        first: dict[str, admin_pb.SessionView] | None = {}
+    async def _watch_sessions(self) -> None:
+        self._table.begin()
         async for message in self.admin.WatchSessions(admin_pb.WatchSessionsRequest()):
-            table = self.sessions if first is None else first
-            for view in message.sessions:
-                table[view.owned.session.session_id] = view
-            for session_id in message.forgotten_ids:
-                table.pop(session_id, None)
-            if first is not None:
-                if not message.complete:
-                    continue
-                self.sessions, first = first, None
-            self._works("sessions")
-            self.sessions_changes.notify()
+            if self._table.take(message):
+                self._works("sessions")
+                self.sessions_changes.notify()
         raise DaemonError("UNAVAILABLE", "", "The daemon ended the stream.")
 
     async def _sample(self) -> None:

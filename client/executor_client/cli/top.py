@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.session_base import short_id
+from executor_client._core.session_table import SessionTable
 from executor_client._core.terminal import aligned
 from executor_client.cli import EXIT_SUCCEEDED
 from executor_client.cli.console import Console
@@ -31,7 +32,6 @@ RECONNECT_S = 2.0
 ENDED_S = 600.0
 """Seconds for which an ended session is listed."""
 WATCH_S = 86_400.0
-SESSIONS_MAX = 100_000
 
 _ID_DIGITS = 12
 _CELL_CHARS = 16
@@ -70,7 +70,7 @@ class _Watch:
     def __init__(self, client: ExecutorClient, tenant: str) -> None:
         self._client, self._request = client, admin_pb.WatchSessionsRequest(tenant=tenant)
         self._lock = threading.Lock()
-        self._views: dict[str, admin_pb.SessionView] = {}
+        self._table = SessionTable()
         self._is_complete = threading.Event()
         self.is_away = False
         self.problem: ExecutorClientError | None = None
@@ -85,7 +85,7 @@ class _Watch:
 
     def views(self) -> list[admin_pb.SessionView]:
         with self._lock:
-            return list(self._views.values())
+            return list(self._table.views.values())
 
     def _run(self) -> None:
         while self.problem is None:
@@ -102,19 +102,13 @@ class _Watch:
         self._is_complete.set()
 
     def _read(self) -> None:
-        first: dict[str, admin_pb.SessionView] | None = {}
+        self._table.begin()
         with contextlib.closing(self._client._transport.read(self._request, WATCH_S)) as messages:
             for message in messages:
                 with self._lock:
-                    table = self._views if first is None else first
-                    for view in message.sessions:
-                        if len(table) < SESSIONS_MAX:
-                            table[view.owned.session.session_id] = view
-                    for session_id in message.forgotten_ids:
-                        table.pop(session_id, None)
-                    if first is not None and message.complete:
-                        self._views, first, self.is_away = first, None, False
-                if message.complete:
+                    is_known = self._table.take(message)
+                if is_known:
+                    self.is_away = False
                     self._is_complete.set()
 
 

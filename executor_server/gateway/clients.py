@@ -16,14 +16,7 @@ from types import TracebackType
 from typing import Self
 
 from executor_client.aio import AsyncExecutorClient
-from executor_client.errors import (
-    AuthenticationError,
-    ConfigurationError,
-    ExecutorClientError,
-    ProtocolError,
-    ResourceExhaustedError,
-    UnavailableError,
-)
+from executor_client.errors import AuthenticationError, ResourceExhaustedError
 
 CLIENTS_MAX = 256
 REQUESTS_MAX = 256
@@ -31,18 +24,7 @@ REQUESTS_MAX = 256
 VERIFICATIONS_MAX = 16
 """Tokens in verification at one time."""
 
-NO_ANSWER = "the executor's daemon does not answer, or stopped answering during the call; try again later"
-
 _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
-
-
-def public_message(error: ExecutorClientError) -> str:
-    """Returns an error's message for callers of the gateway, without the daemon's address."""
-    if isinstance(error, AuthenticationError):
-        return "the daemon does not accept this token; pass one made by `executor-server token new`"
-    if isinstance(error, UnavailableError | ConfigurationError | ProtocolError) and not error.reason:
-        return NO_ANSWER
-    return error.message
 
 
 @dataclass(eq=False)

@@ -19,8 +19,9 @@ from websockets.exceptions import ConnectionClosed, InvalidHandshake, InvalidSta
 
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError
-from executor_server.gateway.e2b.errors import E2BError, from_client
+from executor_server.gateway.e2b.errors import refusal_of
 from executor_server.gateway.e2b.records import Sandboxes
+from executor_server.gateway.errors import Refusal
 from executor_server.gateway.leaving import EndsWithClient
 from executor_server.gateway.routing import StreamCut, current_target
 
@@ -52,9 +53,9 @@ def ports_app(sandboxes: Sandboxes) -> ASGIApp:
                 await pass_on(session, target.port, scope, receive, send)
             except ExecutorClientError as error:
                 if error.reason == "PORT_CLOSED":
-                    raise E2BError(502, "The sandbox is running but port is not open") from error
-                raise from_client(error) from error
-        except E2BError as error:
+                    raise Refusal(502, "The sandbox is running but port is not open") from error
+                raise refusal_of(error) from error
+        except Refusal as error:
             await error.response()(scope, receive, send)
 
     return EndsWithClient(app)
@@ -85,7 +86,7 @@ async def _pass_request(session: AsyncSession, port: int, scope: Scope, receive:
     except (httpcore.NetworkError, httpcore.ProtocolError) as error:
         if has_begun:
             raise StreamCut from error
-        raise E2BError(502, f"the program at port {port} closed the connection, or does not speak HTTP") from error
+        raise Refusal(502, f"the program at port {port} closed the connection, or does not speak HTTP") from error
 
 
 async def _content(scope: Scope, receive: Receive) -> tuple[bytes | AsyncIterator[bytes], list[tuple[bytes, bytes]]]:
@@ -161,7 +162,7 @@ async def _pass_websocket(session: AsyncSession, port: int, scope: Scope, receiv
 
 
 async def _opened(session: AsyncSession, port: int, scope: Scope) -> ClientConnection:
-    """Makes the handshake. Raises E2BError."""
+    """Makes the handshake. Raises Refusal."""
     query = f"?{scope['query_string'].decode('latin-1')}" if scope["query_string"] else ""
     host = Headers(scope=scope).get("host", "sandbox")
     connected, _ = await session.ports.connected_socket(port)
@@ -181,11 +182,11 @@ async def _opened(session: AsyncSession, port: int, scope: Scope) -> ClientConne
         )
     except InvalidURI as error:
         connected.close()
-        raise E2BError(400, f"{host[:256]!r} is no host") from error
+        raise Refusal(400, f"{host[:256]!r} is no host") from error
     except InvalidStatus as refusal:
-        raise E2BError(refusal.response.status_code, f"the program at port {port} refused the WebSocket") from refusal
+        raise Refusal(refusal.response.status_code, f"the program at port {port} refused the WebSocket") from refusal
     except (InvalidHandshake, OSError, TimeoutError) as error:
-        raise E2BError(502, f"the program at port {port} does not speak WebSocket") from error
+        raise Refusal(502, f"the program at port {port} does not speak WebSocket") from error
 
 
 def _texts(headers: list[tuple[bytes, bytes]]) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from executor_server.gateway.clients import Clients
-from executor_server.gateway.e2b.errors import E2BError
+from executor_server.gateway.errors import Refusal
 from executor_server.web import IdleConnections
 
 REQUESTS_MAX = 1024
@@ -35,7 +35,7 @@ _SANDBOX_ID = re.compile(r"[a-z0-9]{1,40}")
 _HOST_LABEL = re.compile(r"([0-9]{1,5})-([a-z0-9]{1,40})")
 _REST = {"sandboxes", "v2", "v3", "templates", "snapshots", "volumes", "secrets", "teams"}
 """First parts of the paths of E2B's REST API."""
-_TOO_MANY = E2BError(
+_TOO_MANY = Refusal(
     503, f"the gateway serves {REQUESTS_MAX} requests at a time; try again", retry_after_s=1.0
 ).response()
 
@@ -104,7 +104,7 @@ class Router:
             _log.exception("request_failed", path=scope["path"])
             if exchange.has_answered:
                 raise
-            await E2BError(500, "the gateway failed; its log has the reason").response()(scope, receive, send)
+            await Refusal(500, "the gateway failed; its log has the reason").response()(scope, receive, send)
         finally:
             self._running.discard(task)
 
@@ -120,7 +120,7 @@ class Router:
         headers = Headers(scope=scope)
         try:
             target = self._target_of(headers)
-        except E2BError as error:
+        except Refusal as error:
             return error.response()
         first = scope["path"].partition("/")[2].partition("/")[0]
         # envd has no such paths, but old SDKs of E2B (2.20) send its headers with a request to connect to a sandbox.
@@ -133,7 +133,7 @@ class Router:
         return self._applications.rest if first in _REST else self._applications.connect
 
     def _target_of(self, headers: Headers) -> Target | None:
-        """Returns None if the request names no sandbox. Raises E2BError (400) for a malformed name."""
+        """Returns None if the request names no sandbox. Raises Refusal (400) for a malformed name."""
         sandbox_id, port = headers.get("e2b-sandbox-id"), headers.get("e2b-sandbox-port", str(ENVD_PORT))
         if sandbox_id is None:
             host = headers.get("host", "").lower().partition(":")[0]
@@ -144,9 +144,9 @@ class Router:
                 return None
             port, sandbox_id = label.groups()
         if _SANDBOX_ID.fullmatch(sandbox_id) is None or re.fullmatch("[0-9]{1,5}", port) is None:
-            raise E2BError(400, "the headers E2b-Sandbox-Id and E2b-Sandbox-Port name no port of a sandbox")
+            raise Refusal(400, "the headers E2b-Sandbox-Id and E2b-Sandbox-Port name no port of a sandbox")
         if not 1 <= int(port) <= 65_535:
-            raise E2BError(400, f"port {port} is out of range: use 1 to 65535")
+            raise Refusal(400, f"port {port} is out of range: use 1 to 65535")
         return Target(sandbox_id, int(port))
 
 

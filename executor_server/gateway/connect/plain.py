@@ -14,15 +14,17 @@ from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from google.protobuf.descriptor import MethodDescriptor
 from starlette.datastructures import Headers
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from executor_client.errors import ExecutorClientError
+from executor_server.gateway import errors
+from executor_server.gateway.bodies import body_of
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.codecs import MESSAGE_BYTES_MAX
-from executor_server.gateway.connect import errors
 from executor_server.gateway.connect.service import METHODS, bearer_token
+from executor_server.gateway.errors import Refusal
 
 _ENVELOPE = struct.Struct(">BI")
 _END = 0b10
@@ -47,55 +49,41 @@ class PlainJson:
         try:
             given = _content_type(scope)
             if method is None:
-                raise _refused(404, Code.UNIMPLEMENTED, f"there is no {scope['path']}; /openapi.json lists the methods")
+                raise Refusal(
+                    404, f"there is no {scope['path']}; /openapi.json lists the methods", code=Code.UNIMPLEMENTED
+                )
             if scope["method"] != "POST":
-                raise _refused(405, Code.UNIMPLEMENTED, f"{method.name} is called by POST")
+                raise Refusal(405, f"{method.name} is called by POST", code=Code.UNIMPLEMENTED)
             streams = method.client_streaming or method.server_streaming
             is_connect = given in (_STREAM_TYPES if streams else _UNARY_TYPES)
             if not is_connect and (given not in _PLAIN_TYPES or method.client_streaming):
-                raise _refused(415, Code.UNIMPLEMENTED, _expected(method, given))
-            await self._admit(scope, given)
+                raise Refusal(415, _expected(method, given), code=Code.UNIMPLEMENTED)
+            try:  # before the body of a stranger is read
+                await self._clients.of(bearer_token(Headers(scope=scope)))
+            except (ConnectError, ExecutorClientError) as error:
+                if given not in _STREAM_TYPES:
+                    raise
+                # In Connect, a stream that ends at once.
+                refusal = errors.of_client(error) if isinstance(error, ExecutorClientError) else error
+                end = json.dumps({"error": errors.to_json(refusal)}).encode()
+                return await Response(_ENVELOPE.pack(_END, len(end)) + end, media_type=given)(scope, receive, send)
             if is_connect:
                 return await self._app(_with_type(scope, given), receive, send)
             if not streams:
                 return await self._app(_with_type(scope, _JSON), receive, send)
-            body = await body_of(Request(scope, receive), MESSAGE_BYTES_MAX)
-        except ClientDisconnect:
-            return None
+            body = await body_of(Request(scope, receive), MESSAGE_BYTES_MAX, too_large=429)
+        except ExecutorClientError as error:
+            return await errors.response(errors.of_client(error))(scope, receive, send)
         except ConnectError as error:
             return await errors.response(error)(scope, receive, send)
-        except _Refused as refused:
-            return await refused.response(scope, receive, send)
         lines = _Lines(scope, receive, send)
         whole = _ENVELOPE.pack(0, len(body)) + body
         return await self._app(_with_type(scope, _STREAM_TYPES[0]), _after(whole, receive), lines.send)
 
-    async def _admit(self, scope: Scope, content_type: str) -> None:
-        """Raises _Refused for callers that the daemon does not know, before their bodies are read."""
-        try:
-            await self._clients.of(bearer_token(Headers(scope=scope)))
-        except (ConnectError, ExecutorClientError) as error:
-            refusal = error if isinstance(error, ConnectError) else errors.of_client(error)
-            if content_type in _STREAM_TYPES:  # in Connect, a stream that ends at once
-                end = json.dumps({"error": errors.to_json(refusal)}).encode()
-                raise _Refused(Response(_ENVELOPE.pack(_END, len(end)) + end, media_type=content_type)) from error
-            raise _Refused(errors.response(refusal)) from error
-
-
-class _Refused(Exception):
-    def __init__(self, response: Response) -> None:
-        super().__init__()
-        self.response = response
-
-
-def _refused(status: int, code: Code, message: str) -> _Refused:
-    headers = {"allow": "POST"} if status == 405 else None
-    return _Refused(JSONResponse(errors.to_json(ConnectError(code, message)), status, headers))
-
 
 def _content_type(scope: Scope) -> str:
     if not all(value.isascii() for _, value in scope["headers"]):
-        raise _refused(400, Code.INVALID_ARGUMENT, "a header has characters outside ASCII")
+        raise Refusal(400, "a header has characters outside ASCII")
     return Headers(scope=scope).get("content-type", "").partition(";")[0].strip().lower()
 
 
@@ -112,16 +100,6 @@ def _expected(method: MethodDescriptor, given: str) -> str:
         )
     types = (_JSON, *_STREAM_TYPES) if method.server_streaming else _UNARY_TYPES
     return f"{method.name} does not take {given}: send one of {', '.join(types)}; gRPC is served by the daemon itself"
-
-
-async def body_of(request: Request, bytes_max: int) -> bytes:
-    """Raises ConnectError for a body that is too large, and ClientDisconnect."""
-    body = bytearray()
-    async for piece in request.stream():
-        body += piece
-        if len(body) > bytes_max:
-            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"the request has more than {bytes_max:,} bytes")
-    return bytes(body)
 
 
 def _after(body: bytes, receive: Receive) -> Receive:
@@ -147,7 +125,7 @@ class _Lines:
         content = message["body"][_ENVELOPE.size :]
         error = json.loads(content).get("error") if flags & _END else None
         if error is not None and not self._begun:
-            await JSONResponse(error, errors.status_of(error["code"]))(self._scope, self._receive, self._send)
+            await JSONResponse(error, errors.status_of(Code(error["code"])))(self._scope, self._receive, self._send)
             return
         if not self._begun:
             self._begun = True

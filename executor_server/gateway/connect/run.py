@@ -12,7 +12,7 @@ import PIL.Image
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.requests import ClientDisconnect, Request
+from starlette.requests import Request
 from starlette.responses import Response
 
 from executor_client._core.short_repr import png_of
@@ -21,10 +21,10 @@ from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError
 from executor_client.results import ErrorDetail, ExecutionResult, Usage
+from executor_server.gateway import errors
+from executor_server.gateway.bodies import body_of
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.codecs import JSON_VALUES_MAX, has_too_many_values
-from executor_server.gateway.connect import errors
-from executor_server.gateway.connect.plain import body_of
 from executor_server.gateway.connect.service import bearer_token
 
 PATH = "/v1/run"
@@ -94,8 +94,6 @@ class Run:
         try:
             client = await self._clients.of(bearer_token(request.headers))
             return _json_response(await _run(client, await _request(request)))
-        except ClientDisconnect:
-            return Response()
         except asyncio.CancelledError:
             return errors.response(errors.of_cancellation())
         except ConnectError as error:
@@ -107,7 +105,7 @@ class Run:
 
 
 async def _request(request: Request) -> RunRequest:
-    body = await body_of(request, BODY_BYTES_MAX)
+    body = await body_of(request, BODY_BYTES_MAX, too_large=429)
     if has_too_many_values(body):
         raise ConnectError(Code.INVALID_ARGUMENT, f"the request has more than {JSON_VALUES_MAX:,} values")
     try:

@@ -23,9 +23,9 @@ from google.protobuf.message_factory import GetMessageClass
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_client.errors import ExecutorClientError
+from executor_server.gateway import errors
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.codecs import CODECS, MESSAGE_BYTES_MAX, BoundedGzip
-from executor_server.gateway.connect import errors
 
 SERVICE = pb.DESCRIPTOR.services_by_name["ExecutorService"]
 PATH = f"/{SERVICE.full_name}"

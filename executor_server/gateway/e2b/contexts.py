@@ -20,8 +20,9 @@ from executor_api.limits import PATH_BYTES_MAX
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import EvaluationError
 from executor_client.results import ExecutionResult, Outcome, VariablesState
-from executor_server.gateway.e2b.errors import E2BError, not_offered, sandbox_gone
+from executor_server.gateway.e2b.errors import not_offered, sandbox_gone
 from executor_server.gateway.e2b.paths import HOME
+from executor_server.gateway.errors import Refusal
 
 DEFAULT = "default"
 """The id of the context that every sandbox has."""
@@ -85,10 +86,10 @@ class Contexts:
         self._generation: int | None = None
 
     def find(self, context_id: str) -> Context:
-        """Raises E2BError (404)."""
+        """Raises Refusal (404)."""
         context = self._known.get(context_id)
         if context is None:
-            raise E2BError(404, f"Context {context_id[:64]} not found")
+            raise Refusal(404, f"Context {context_id[:64]} not found")
         return context
 
     def listed(self) -> list[dict[str, str]]:
@@ -118,9 +119,9 @@ class Contexts:
         self._generation = self._session.generation
 
     async def create(self, cwd: str) -> Context:
-        """Makes a context and enters it. Raises E2BError."""
+        """Makes a context and enters it. Raises Refusal."""
         if len(self._known) >= CONTEXTS_MAX:
-            raise E2BError(429, f"a sandbox has at most {CONTEXTS_MAX} contexts: remove one first")
+            raise Refusal(429, f"a sandbox has at most {CONTEXTS_MAX} contexts: remove one first")
         context = Context(uuid.uuid4().hex, cwd)
         self._known[context.context_id] = context
         try:
@@ -132,7 +133,7 @@ class Contexts:
         return context
 
     async def enter(self, context: Context) -> None:
-        """Makes a context the current one. Raises E2BError."""
+        """Makes a context the current one. Raises Refusal."""
         await self.learn()
         if context.context_id == self._current:
             return
@@ -142,9 +143,9 @@ class Contexts:
         self._current = context.context_id
 
     async def remove(self, context: Context) -> None:
-        """Removes a context and its variables. Raises E2BError."""
+        """Removes a context and its variables. Raises Refusal."""
         if context.context_id == DEFAULT:
-            raise E2BError(400, "the default context can't be removed; restart it to clear its variables")
+            raise Refusal(400, "the default context can't be removed; restart it to clear its variables")
         await self._stop(context)
         async with self.lock:
             if context.context_id == self._current:
@@ -153,7 +154,7 @@ class Contexts:
             self._known.pop(context.context_id, None)
 
     async def restart(self, context: Context) -> None:
-        """Removes the variables of a context; if it is the only one, by a new interpreter. Raises E2BError."""
+        """Removes the variables of a context; if it is the only one, by a new interpreter. Raises Refusal."""
         await self._stop(context)
         async with self.lock:
             if len(self._known) == 1:
@@ -170,13 +171,13 @@ class Contexts:
             await self._session.cancel()
 
 
-def _not_entered(context: Context, result: ExecutionResult) -> E2BError:
+def _not_entered(context: Context, result: ExecutionResult) -> Refusal:
     if result.state is VariablesState.LOST:
         return sandbox_gone()
     error = result.error
     why = f"{error.type}: {error.message}" if error is not None else result.outcome.name
     if error is not None and error.type in _NO_DIRECTORY:
-        return E2BError(400, f"the working directory {context.cwd!r} of the context can't be used: {why}")
+        return Refusal(400, f"the working directory {context.cwd!r} of the context can't be used: {why}")
     if result.outcome in (Outcome.IMPORT_DENIED, Outcome.POLICY_DENIED):
         return not_offered("a further context or a restart", f"the policy refuses the code that does it ({why})")
-    return E2BError(500, f"the context could not be entered: {why}")
+    return Refusal(500, f"the context could not be entered: {why}")

@@ -29,10 +29,11 @@ from starlette.types import Message, Receive, Scope, Send
 
 from executor_client.errors import ExecutorClientError, ResourceExhaustedError
 from executor_server.gateway.e2b.envd.calls import check_user
-from executor_server.gateway.e2b.errors import E2BError, from_client, not_offered
+from executor_server.gateway.e2b.errors import not_offered, refusal_of
 from executor_server.gateway.e2b.paths import absolute, inside, name_of
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 from executor_server.gateway.e2b.spool import Room, Spool
+from executor_server.gateway.errors import Refusal
 from executor_server.gateway.leaving import EndsWithClient
 from executor_server.gateway.routing import current_target
 
@@ -79,13 +80,13 @@ class _Files:
             return await (self._upload(request, sandbox) if is_upload else self._download(request, sandbox))
         except ResourceExhaustedError as error:
             if error.reason != "TOO_LARGE":
-                raise from_client(error) from error
-            raise E2BError(507, error.message) from error
+                raise refusal_of(error) from error
+            raise Refusal(507, error.message) from error
         except ExecutorClientError as error:
-            raise from_client(error) from error
+            raise refusal_of(error) from error
 
     async def _authorized(self, request: Request, operation: str) -> Sandbox:
-        """Returns the sandbox for a request with its access token, or with a signature. Raises E2BError.
+        """Returns the sandbox for a request with its access token, or with a signature. Raises Refusal.
 
         A client that uses one address for all sandboxes puts no id into its URLs. The signature then identifies it.
         """
@@ -97,18 +98,18 @@ class _Files:
         records = [self._sandboxes.record(sandbox_id)] if sandbox_id else self._sandboxes.running()
         signature, expiration = query.get("signature"), query.get("signature_expiration")
         if signature is None:
-            raise E2BError(401, "missing signature query parameter")
+            raise Refusal(401, "missing signature query parameter")
         if _SIGNATURE.fullmatch(signature) is None or _EXPIRATION.fullmatch(expiration or "0") is None:
-            raise E2BError(401, "invalid signature")
+            raise Refusal(401, "invalid signature")
         given = base64.b64decode(signature.removeprefix("v1_") + "=")
         signed = hashlib.sha256(
             f"{query.get('path', '')}:{operation}:{query.get('username', '')}:".encode(errors="replace")
         )
         record = next((each for each in records if _is_signed(given, signed, each.access_token, expiration)), None)
         if record is None:
-            raise E2BError(401, "invalid signature")
+            raise Refusal(401, "invalid signature")
         if expiration is not None and int(expiration) < time.time():
-            raise E2BError(401, "signature is already expired")
+            raise Refusal(401, "signature is already expired")
         return await self._sandboxes.open(record)
 
     async def _upload(self, request: Request, sandbox: Sandbox) -> Response:
@@ -119,12 +120,12 @@ class _Files:
         body = _body(request)
         if kind == b"application/octet-stream":
             if path is None:
-                raise E2BError(400, "path query parameter is required for raw body upload")
+                raise Refusal(400, "path query parameter is required for raw body upload")
             parts = _one_part(body)
         elif kind.startswith(b"multipart/"):
             parts = _parts(body, options.get(b"boundary", b""))
         else:
-            raise E2BError(400, "unsupported content type: send multipart/form-data or application/octet-stream")
+            raise Refusal(400, "unsupported content type: send multipart/form-data or application/octet-stream")
         async with contextlib.aclosing(parts):
             return JSONResponse(await self._write(parts, path, sandbox))
 
@@ -141,9 +142,9 @@ class _Files:
                 else:
                     target = absolute(event if path is None else path)
                     if target in written:
-                        raise E2BError(400, f"you cannot upload several files to {target!r} in one request")
+                        raise Refusal(400, f"you cannot upload several files to {target!r} in one request")
                     if len(written) == FILES_MAX:
-                        raise E2BError(400, f"an upload has at most {FILES_MAX} files: send the others in another one")
+                        raise Refusal(400, f"an upload has at most {FILES_MAX} files: send the others in another one")
         return [*written.values()]
 
     async def _download(self, request: Request, sandbox: Sandbox) -> Response:
@@ -198,10 +199,10 @@ _Event = str | bytes | None
 
 
 async def _body(request: Request) -> AsyncGenerator[bytes, None]:
-    """Yields the content of a request, decompressed. Raises E2BError."""
+    """Yields the content of a request, decompressed. Raises Refusal."""
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
-        raise E2BError(400, f"unsupported Content-Encoding: {encoding[:50]}, supported: gzip")
+        raise Refusal(400, f"unsupported Content-Encoding: {encoding[:50]}, supported: gzip")
     inflate = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
     chunks = request.stream()
     try:
@@ -220,13 +221,13 @@ async def _body(request: Request) -> AsyncGenerator[bytes, None]:
         if inflate is not None:
             yield inflate.flush()
             if not inflate.eof:
-                raise E2BError(400, "error decompressing request body: it is incomplete")
+                raise Refusal(400, "error decompressing request body: it is incomplete")
     except zlib.error as error:
-        raise E2BError(400, f"error decompressing request body: {error}") from error
+        raise Refusal(400, f"error decompressing request body: {error}") from error
     except TimeoutError as error:
-        raise E2BError(408, f"the upload sent nothing for {IDLE_S:.0f} s") from error
+        raise Refusal(408, f"the upload sent nothing for {IDLE_S:.0f} s") from error
     except ClientDisconnect as error:
-        raise E2BError(400, "the upload broke off") from error
+        raise Refusal(400, "the upload broke off") from error
 
 
 async def _one_part(body: AsyncIterator[bytes]) -> AsyncGenerator[_Event, None]:
@@ -237,7 +238,7 @@ async def _one_part(body: AsyncIterator[bytes]) -> AsyncGenerator[_Event, None]:
 
 
 async def _parts(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[_Event, None]:
-    """Yields the files of a form: its parts with the name "file". Raises E2BError."""
+    """Yields the files of a form: its parts with the name "file". Raises Refusal."""
     form = _Form()
     try:
         parser = MultipartParser(boundary, form.callbacks())
@@ -246,9 +247,9 @@ async def _parts(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[
             for event in form.taken():
                 yield event
     except FormParserError as error:
-        raise E2BError(400, f"error reading form: {error}") from error
+        raise Refusal(400, f"error reading form: {error}") from error
     if not form.is_complete:
-        raise E2BError(400, "error reading form: it is incomplete")
+        raise Refusal(400, "error reading form: it is incomplete")
 
 
 class _Form:

@@ -30,9 +30,9 @@ from executor_client.file_results import FileChange, FileChanges, FileInfo
 from executor_server.gateway.e2b.envd import filesystem_connect
 from executor_server.gateway.e2b.envd import filesystem_pb2 as pb
 from executor_server.gateway.e2b.envd.calls import CODECS, USER, keepalive_s, sandbox_of
-from executor_server.gateway.e2b.errors import E2BError
 from executor_server.gateway.e2b.paths import absolute, inside, name_of, shown
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.errors import Refusal
 
 LINKS_MAX = 256
 """Links of a listing that are followed. Further ones are described as links."""
@@ -171,7 +171,7 @@ class FilesystemService(filesystem_connect.Filesystem):
         for key in list(self._watchers):
             try:
                 self._sandboxes.record(key[0])
-            except E2BError:
+            except Refusal:
                 del self._watchers[key]
 
     def _watcher(self, sandbox: Sandbox, watcher_id: str) -> _Watcher:
@@ -195,7 +195,7 @@ class _Watcher:
 
     @classmethod
     async def begun(cls, sandbox: Sandbox, request: pb.WatchDirRequest | pb.CreateWatcherRequest) -> Self:
-        """Raises E2BError and the client's errors."""
+        """Raises Refusal and the client's errors."""
         path, files = absolute(request.path), sandbox.session.files
         root = await files.realpath(inside(path))
         watch = await files.watch(root, recursive=request.recursive)

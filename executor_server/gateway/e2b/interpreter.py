@@ -28,12 +28,13 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import EvaluationError, ExecutorClientError
 from executor_client.events import ExecutionEvent
 from executor_client.results import ExecutionResult, Outcome, VariablesState
+from executor_server.gateway.bodies import body_of
 from executor_server.gateway.e2b import pip, results
-from executor_server.gateway.e2b.bodies import body_of
 from executor_server.gateway.e2b.contexts import DEFAULT, Contexts
-from executor_server.gateway.e2b.errors import GONE, REFUSALS, E2BError, from_client, not_offered, sandbox_gone
+from executor_server.gateway.e2b.errors import GONE, REFUSALS, not_offered, refusal_of, sandbox_gone
 from executor_server.gateway.e2b.paths import HOME
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.errors import Refusal
 from executor_server.gateway.routing import current_target
 
 KEEPALIVE_S = 5.0
@@ -133,7 +134,7 @@ class _Interpreter:
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def _of(self, request: Request, *, or_traffic: bool = False) -> tuple[Sandbox, _State]:
-        """Returns the sandbox of a request and the state of its interpreter. Raises E2BError."""
+        """Returns the sandbox of a request and the state of its interpreter. Raises Refusal."""
         token = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token")
         sandbox = await self._sandboxes.find(current_target().sandbox_id, token, or_traffic=or_traffic)
         state = self._states.get(sandbox.session)
@@ -155,7 +156,7 @@ class _Interpreter:
             await state.contexts.learned()
             state.contexts.find(call.context_id)
         if state.waiting >= WAITING_MAX:
-            raise E2BError(429, f"{WAITING_MAX} executions of this sandbox run or wait: repeat this one later")
+            raise Refusal(429, f"{WAITING_MAX} executions of this sandbox run or wait: repeat this one later")
         queue: _Queue = asyncio.Queue(_LINES_MAX)
         task = asyncio.create_task(self._run(sandbox, state, call, queue))
         state.waiting += 1
@@ -173,9 +174,9 @@ class _Interpreter:
         try:
             async with state.contexts.lock:
                 await self._run_in_turn(sandbox.session, state, call, queue)
-        except (E2BError, ExecutorClientError) as error:
-            name = "SandboxError" if isinstance(error, E2BError) else type(error).__name__
-            refusal = error if isinstance(error, E2BError) else from_client(error)
+        except (Refusal, ExecutorClientError) as error:
+            name = "SandboxError" if isinstance(error, Refusal) else type(error).__name__
+            refusal = refusal_of(error)
             await queue.put(results.failure(name, refusal.message, refusal.message))
             await queue.put(None if refusal.status == GONE else _END)
         except Exception:  # noqa: BLE001 (the border of a task of ours: the client would wait for ever)
@@ -216,7 +217,7 @@ class _Interpreter:
         await state.restore_env(session)
 
     async def _failure(self, session: AsyncSession, result: ExecutionResult, code: str) -> results.Line:
-        """Raises E2BError or SessionGone if the sandbox is gone."""
+        """Raises Refusal or SessionGone if the sandbox is gone."""
         if result.state is VariablesState.LOST:
             raise sandbox_gone()
         if result.outcome is Outcome.CANCELLED:
@@ -242,7 +243,7 @@ class _Interpreter:
             _refuse_language(language)
         cwd = _text(given, "cwd", HOME)
         if len(cwd) > PATH_BYTES_MAX or "\0" in cwd:
-            raise E2BError(400, f"cwd is a path of at most {PATH_BYTES_MAX} characters")
+            raise Refusal(400, f"cwd is a path of at most {PATH_BYTES_MAX} characters")
         return JSONResponse((await contexts.create(cwd)).described())
 
     async def remove_context(self, request: Request) -> Response:
@@ -282,24 +283,24 @@ async def _health(_: Request) -> Response:
 
 
 async def _object(request: Request) -> Mapping[str, Any]:
-    """Returns the JSON object of a request. Raises E2BError."""
+    """Returns the JSON object of a request. Raises Refusal."""
     body = await body_of(request, BODY_BYTES_MAX)
     try:
         given = json.loads(body or b"{}")
     except (RecursionError, ValueError) as error:
-        raise E2BError(400, f"the request is not JSON: {error}") from error
+        raise Refusal(400, f"the request is not JSON: {error}") from error
     if not isinstance(given, dict):
-        raise E2BError(400, "the request is a JSON object")
+        raise Refusal(400, "the request is a JSON object")
     return given
 
 
 def _call(given: Mapping[str, Any]) -> _Call:
     code = _text(given, "code")
     if len(code.encode(errors="replace")) > CODE_BYTES_MAX:
-        raise E2BError(413, f"the code has more than {CODE_BYTES_MAX} bytes: write it to a file and import it")
+        raise Refusal(413, f"the code has more than {CODE_BYTES_MAX} bytes: write it to a file and import it")
     context_id, language = _text(given, "context_id", ""), _text(given, "language", "").strip().lower()
     if context_id and language:
-        raise E2BError(400, "Only one of context_id or language can be provided")
+        raise Refusal(400, "Only one of context_id or language can be provided")
     if language in _SHELL:
         code = f"%%bash\n{code}"
     elif language and language not in _PYTHON:
@@ -314,7 +315,7 @@ def _text(given: Mapping[str, Any], name: str, default: str | None = None) -> st
     if value is None and default is not None:
         return default
     if not isinstance(value, str):
-        raise E2BError(400, f"{name} is a text, not {type(value).__name__}")
+        raise Refusal(400, f"{name} is a text, not {type(value).__name__}")
     return value
 
 
@@ -323,9 +324,9 @@ def _env(given: Mapping[str, Any]) -> Mapping[str, str]:
     if env is None:
         return {}
     if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
-        raise E2BError(400, "env_vars is an object whose values are texts")
+        raise Refusal(400, "env_vars is an object whose values are texts")
     if any(not name or "=" in name or "\0" in name + value for name, value in env.items()):
-        raise E2BError(400, "env_vars has a name or a value that no environment can have")
+        raise Refusal(400, "env_vars has a name or a value that no environment can have")
     return env
 
 
@@ -334,11 +335,11 @@ def _refuse_language(language: str) -> NoReturn:
 
 
 async def _set_env(session: AsyncSession, env: Mapping[str, str | None]) -> dict[str, str | None]:
-    """Sets environment variables of the interpreter; returns their earlier values. Raises E2BError."""
+    """Sets environment variables of the interpreter; returns their earlier values. Raises Refusal."""
     try:
         earlier = await session.evaluate(_SET_ENV % dict(env))
     except EvaluationError as error:
-        raise E2BError(403, f"env_vars could not be set: {error.message}") from error
+        raise Refusal(403, f"env_vars could not be set: {error.message}") from error
     if not isinstance(earlier, dict):  # it comes from agent code
         return {}
     return {name: value for name in env if isinstance(value := earlier.get(name), str | None)}

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from executor_client.aio_session import AsyncSession
-from executor_server.gateway.e2b.errors import E2BError
+from executor_server.gateway.errors import Refusal
 
 TIMEOUT_S = 10.0
 OUTPUT_BYTES_MAX = 1024
@@ -38,7 +38,7 @@ print(json.dumps([
 async def sample(session: AsyncSession, create_time: float) -> dict[str, Any]:
     """Returns an entry of the list of metrics. CPU usage is the average since the sandbox was created.
 
-    Raises E2BError, and the client's errors.
+    Raises Refusal, and the client's errors.
     """
     done = await session.processes.run(
         ["python3", "-I", "-S", "-c", _PROGRAM], timeout_s=TIMEOUT_S, max_output_bytes=OUTPUT_BYTES_MAX
@@ -46,7 +46,7 @@ async def sample(session: AsyncSession, create_time: float) -> dict[str, Any]:
     try:
         cpu_s, memory, disk, cpus = (_checked(each) for each in json.loads(done.stdout))
     except (ValueError, TypeError, RecursionError):
-        raise E2BError(503, "the sandbox did not answer a measurement") from None
+        raise Refusal(503, "the sandbox did not answer a measurement") from None
     now = time.time()
     limits = session.info.limits
     return {

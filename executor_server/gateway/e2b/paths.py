@@ -10,7 +10,7 @@ import posixpath
 from pathlib import PurePosixPath
 
 from executor_api.limits import PATH_BYTES_MAX
-from executor_server.gateway.e2b.errors import E2BError
+from executor_server.gateway.errors import Refusal
 
 HOME = "/home/user"
 """E2B's home directory: another name of the workspace."""
@@ -18,12 +18,12 @@ _WORKSPACE = "/workspace"
 
 
 def absolute(path: str) -> str:
-    """Returns the absolute path that a client means. Raises E2BError (400)."""
+    """Returns the absolute path that a client means. Raises Refusal (400)."""
     if len(path) > PATH_BYTES_MAX:  # before it is split into parts
-        raise E2BError(400, f"the path has {len(path):,} characters, the limit is {PATH_BYTES_MAX:,}")
+        raise Refusal(400, f"the path has {len(path):,} characters, the limit is {PATH_BYTES_MAX:,}")
     if path.startswith("~"):
         if path[1:2] not in ("", "/"):
-            raise E2BError(400, f"cannot expand {path!r}: the only home directory is ~, which is {HOME}")
+            raise Refusal(400, f"cannot expand {path!r}: the only home directory is ~, which is {HOME}")
         return posixpath.normpath(HOME + path[1:])
     return path if path.startswith("/") else posixpath.normpath(f"{HOME}/{path}")
 

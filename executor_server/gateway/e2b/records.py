@@ -31,7 +31,8 @@ from executor_client.errors import AuthenticationError, ExecutorClientError, Not
 from executor_client.results import SessionState
 from executor_server.core import open_file
 from executor_server.core.config import StateDirError
-from executor_server.gateway.e2b.errors import E2BError, from_client, sandbox_gone
+from executor_server.gateway.e2b.errors import refusal_of, sandbox_gone
+from executor_server.gateway.errors import Refusal
 
 IDLE_PART = 3
 """The gateway restarts the idle time of a session after a third of it."""
@@ -133,7 +134,7 @@ class Sandboxes:
     # Traffic of a sandbox
 
     def record(self, sandbox_id: str) -> Record:
-        """Returns the record of a sandbox, for a caller who is not authenticated. Raises E2BError (502)."""
+        """Returns the record of a sandbox, for a caller who is not authenticated. Raises Refusal (502)."""
         record = self.get(sandbox_id)
         if record is None:
             raise sandbox_gone()
@@ -147,26 +148,26 @@ class Sandboxes:
     async def find(self, sandbox_id: str, token: str | None, *, or_traffic: bool = False) -> Sandbox:
         """Returns a sandbox for traffic with its access token; with `or_traffic`, also with its traffic token.
 
-        Raises E2BError as envd answers: 502 if there is no such sandbox, 401 if the token is not its own.
+        Raises Refusal as envd answers: 502 if there is no such sandbox, 401 if the token is not its own.
         """
         record = self.record(sandbox_id)
         may_enter = or_traffic and record.traffic_token and is_same(token, record.traffic_token)
         if not may_enter and not is_same(token, record.access_token):
-            raise E2BError(401, "unauthorized access, please provide a valid access token if required")
+            raise Refusal(401, "unauthorized access, please provide a valid access token if required")
         return await self.open(record)
 
     async def find_port(self, sandbox_id: str, traffic_token: str | None) -> Sandbox:
         """Returns a sandbox for traffic to its programs, which needs a token only if the sandbox has a traffic token.
 
-        Raises E2BError: 502 if there is no such sandbox, 403 if the token is not its own.
+        Raises Refusal: 502 if there is no such sandbox, 403 if the token is not its own.
         """
         record = self.record(sandbox_id)
         if record.traffic_token and not is_same(traffic_token, record.traffic_token):
-            raise E2BError(403, "this sandbox takes traffic with its traffic token only: E2b-Traffic-Access-Token")
+            raise Refusal(403, "this sandbox takes traffic with its traffic token only: E2b-Traffic-Access-Token")
         return await self.open(record)
 
     async def open(self, record: Record) -> Sandbox:
-        """Returns the sandbox of a record. Raises E2BError."""
+        """Returns the sandbox of a record. Raises Refusal."""
         try:
             client = await self._client(record.token)
             known = self._sessions.get(record.sandbox_id)
@@ -183,11 +184,11 @@ class Sandboxes:
         except SessionGone:
             self._gone(record)
         except ExecutorClientError as error:
-            raise from_client(error) from error
+            raise refusal_of(error) from error
         return Sandbox(record, known[1])
 
     async def check(self, sandbox_id: str) -> None:
-        """Asks the daemon whether a sandbox runs. Raises E2BError, 502 if it does not."""
+        """Asks the daemon whether a sandbox runs. Raises Refusal, 502 if it does not."""
         record = self.record(sandbox_id)
         sandbox = await self.open(record)
         try:
@@ -195,7 +196,7 @@ class Sandboxes:
         except SessionGone:
             self._gone(record)
         except ExecutorClientError as error:
-            raise from_client(error) from error
+            raise refusal_of(error) from error
 
     def _gone(self, record: Record) -> NoReturn:
         self.forget(record.sandbox_id)

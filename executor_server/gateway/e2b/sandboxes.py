@@ -32,11 +32,12 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import NotFoundError
 from executor_client.results import Limits, Policy, SessionInfo, SessionState
 from executor_server.core.config import GatewaySection
+from executor_server.gateway.bodies import body_of
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b import metrics
-from executor_server.gateway.e2b.bodies import body_of
-from executor_server.gateway.e2b.errors import REFUSALS, E2BError, not_offered
+from executor_server.gateway.e2b.errors import REFUSALS, not_offered
 from executor_server.gateway.e2b.records import Record, Sandboxes, is_same
+from executor_server.gateway.errors import Refusal
 
 ENVD_VERSION = "0.6.7"
 """SDKs use the features of this version of E2B's daemon."""
@@ -118,13 +119,13 @@ class _Refresh(_Body):
 
 
 async def _body(request: Request, kind: type[M]) -> M:
-    """Reads and validates the body. Raises E2BError (400, 413, 501)."""
+    """Reads and validates the body. Raises Refusal (400, 413, 501)."""
     data = await body_of(request, BODY_BYTES_MAX)
     try:
         body = kind.model_validate_json(data or b"{}")
     except ValidationError as error:
         first = error.errors(include_url=False, include_input=False)[0]
-        raise E2BError(400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
+        raise Refusal(400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
     _refuse_unknown(body)
     return body
 
@@ -138,7 +139,7 @@ def _refuse_unknown(body: BaseModel) -> None:
 def _key_of(request: Request) -> str:
     key = request.headers.get("x-api-key")
     if not key:
-        raise E2BError(401, "no API key: send a token of `executor-server token new --form e2b` in X-API-Key")
+        raise Refusal(401, "no API key: send a token of `executor-server token new --form e2b` in X-API-Key")
     return key
 
 
@@ -194,7 +195,7 @@ class _Account:
             found = await self._running(client, sandbox_id, key)
             record = found[0] if found is not None else await self._made(client, key, asked, sandbox_id)
         if record.request != _digest(asked):
-            raise E2BError(409, "the Idempotency-Key was used for another request")
+            raise Refusal(409, "the Idempotency-Key was used for another request")
         return JSONResponse(self._created(record), 201)
 
     async def _made(self, client: AsyncExecutorClient, key: str, asked: _Create, sandbox_id: str) -> Record:
@@ -233,12 +234,12 @@ class _Account:
         return record
 
     def _image(self, template: str, policy: Policy) -> str:
-        """Returns the image of a template, whose name may have the default tag. Raises E2BError (404)."""
+        """Returns the image of a template, whose name may have the default tag. Raises Refusal (404)."""
         name = template.removesuffix(":default")
         image = self._templates.get(name, name)
         if image not in policy.images:
             names = (*policy.images, *(each for each, leads_to in self._templates.items() if leads_to in policy.images))
-            raise E2BError(404, f"template {template[:256]!r} not found: there are {_listed(names)}")
+            raise Refusal(404, f"template {template[:256]!r} not found: there are {_listed(names)}")
         return image
 
     async def _alias(self, request: Request) -> Response:
@@ -268,11 +269,11 @@ class _Account:
         return None
 
     async def _owned(self, request: Request) -> tuple[Record, AsyncSession]:
-        """Returns the sandbox of the path. Raises E2BError (401, 404)."""
+        """Returns the sandbox of the path. Raises Refusal (401, 404)."""
         key, sandbox_id = _key_of(request), request.path_params["sandbox_id"]
         found = await self._running(await self._client(key), sandbox_id, key)
         if found is None:
-            raise E2BError(404, f"sandbox {sandbox_id[:64]!r} not found")
+            raise Refusal(404, f"sandbox {sandbox_id[:64]!r} not found")
         return found
 
     async def _info(self, request: Request) -> Response:
@@ -343,7 +344,7 @@ class _Account:
         limit = _number(request, "limit")
         limit = PAGE_MAX if limit is None else limit
         if not 1 <= limit <= PAGE_MAX:
-            raise E2BError(400, f"limit must be from 1 to {PAGE_MAX}")
+            raise Refusal(400, f"limit must be from 1 to {PAGE_MAX}")
         if "running" not in query.get("state", "running").split(","):
             return JSONResponse([])
         found = await self._found(request)
@@ -392,7 +393,7 @@ def _no_route(request: Request, error: Exception) -> Response:
     path = request.url.path
     if _NOT_OFFERED.fullmatch(path):
         return not_offered(f"{request.method} {path[:200]}").response()
-    return E2BError(error.status_code, error.detail).response()
+    return Refusal(error.status_code, error.detail).response()
 
 
 def _digest(asked: _Create) -> str:
@@ -404,14 +405,14 @@ def _sandbox_id(key: str, idempotency_key: str | None) -> str:
     if idempotency_key is None:
         return "i" + secrets.token_hex(10)
     if _KEY.fullmatch(idempotency_key) is None:
-        raise E2BError(400, "Idempotency-Key must have 1 to 255 of a-z 0-9 -")
+        raise Refusal(400, "Idempotency-Key must have 1 to 255 of a-z 0-9 -")
     return "i" + hashlib.sha256(f"{key}\0{idempotency_key}".encode()).hexdigest()[:20]
 
 
 def _check_end(age_s: float, limits: Limits) -> None:
     most_s = limits.session_time_s or 0.0
     if age_s > most_s:
-        raise E2BError(
+        raise Refusal(
             400,
             f"timeout is too long: a sandbox would live {age_s:.0f} s, and the policy's limits.max.session_time_s is "
             f"{most_s:.0f}",
@@ -423,7 +424,7 @@ def _is_private(asked: _Create) -> bool:
 
 
 def _network(asked: _Create, policy: Policy) -> list[str]:
-    """Returns the hosts to request from the policy. Raises E2BError for a network that no session can have."""
+    """Returns the hosts to request from the policy. Raises Refusal for a network that no session can have."""
     hosts: list[str] = []
     denied: list[str] = []
     if asked.network is not None:
@@ -432,9 +433,9 @@ def _network(asked: _Create, policy: Policy) -> list[str]:
     if not EVERYTHING.issuperset(denied):
         raise not_offered("denyOut with single addresses", "a sandbox reaches only the hosts that its policy names")
     if EVERYTHING.intersection(hosts):
-        raise E2BError(403, "allowOut: all addresses are not granted; name the hosts that the sandbox needs")
+        raise Refusal(403, "allowOut: all addresses are not granted; name the hosts that the sandbox needs")
     if asked.internet is False and hosts:
-        raise E2BError(400, "allow_internet_access is false, but network.allowOut names hosts")
+        raise Refusal(400, "allow_internet_access is false, but network.allowOut names hosts")
     if (asked.internet is False or denied) and policy.network.default:
         raise not_offered(
             "a sandbox without the policy's default hosts",
@@ -476,7 +477,7 @@ def _metadata_of(query: str) -> dict[str, str]:
     try:
         pairs = urllib.parse.parse_qsl(query, keep_blank_values=True, max_num_fields=METADATA_MAX)
     except ValueError:
-        raise E2BError(400, f"metadata names more than {METADATA_MAX} values") from None
+        raise Refusal(400, f"metadata names more than {METADATA_MAX} values") from None
     return {urllib.parse.unquote(name): urllib.parse.unquote(value) for name, value in pairs}
 
 
@@ -486,7 +487,7 @@ def _time_of(text: str | None) -> datetime:
     try:
         return _moment(datetime.fromisoformat(text).timestamp())
     except (ValueError, OverflowError):
-        raise E2BError(400, "startedAfter must be a date and time of ISO 8601") from None
+        raise Refusal(400, "startedAfter must be a date and time of ISO 8601") from None
 
 
 def _number(request: Request, name: str) -> int | None:
@@ -494,7 +495,7 @@ def _number(request: Request, name: str) -> int | None:
     if text is None:
         return None
     if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise E2BError(400, f"{name} must be a number")
+        raise Refusal(400, f"{name} must be a number")
     return int(text)
 
 
@@ -512,4 +513,4 @@ def _place_of(token: str) -> tuple[float, str]:
         create_time, sandbox_id = json.loads(base64.urlsafe_b64decode(token[:256]))
         return float(create_time), str(sandbox_id)
     except (ValueError, TypeError, RecursionError):
-        raise E2BError(400, "nextToken is not one of this gateway") from None
+        raise Refusal(400, "nextToken is not one of this gateway") from None

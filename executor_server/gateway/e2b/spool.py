@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from executor_client.aio_files import AsyncSessionFiles
-from executor_server.gateway.e2b.errors import E2BError
+from executor_server.gateway.errors import Refusal
 
 MEMORY_BYTES = 2 << 20
 """Bytes of one file that are collected in memory."""
@@ -31,9 +31,9 @@ class Room:
         self._used: Counter[str] = Counter()
 
     def take(self, token: str, size_bytes: int) -> None:
-        """Raises E2BError if there is no room."""
+        """Raises Refusal if there is no room."""
         if self._used[token] + size_bytes > TENANT_BYTES_MAX or self._used.total() + size_bytes > ALL_BYTES_MAX:
-            raise E2BError(503, "the gateway has too many large files in transit; try again", retry_after_s=RETRY_S)
+            raise Refusal(503, "the gateway has too many large files in transit; try again", retry_after_s=RETRY_S)
         self._used[token] += size_bytes
 
     def give_back(self, token: str, size_bytes: int) -> None:
@@ -54,16 +54,16 @@ class Spool:
         self._file_bytes = 0
 
     async def add(self, data: bytes) -> None:
-        """Raises E2BError for more than the sandbox, or the gateway, has room for."""
+        """Raises Refusal for more than the sandbox, or the gateway, has room for."""
         self.size_bytes += len(data)
         if self._limit_bytes is not None and self.size_bytes > self._limit_bytes:
-            raise E2BError(507, f"not enough disk space available: the sandbox has {self._limit_bytes:,} bytes")
+            raise Refusal(507, f"not enough disk space available: the sandbox has {self._limit_bytes:,} bytes")
         self._memory += data
         if len(self._memory) >= MEMORY_BYTES:
             await self._flush()
 
     async def put(self, files: AsyncSessionFiles, path: str) -> None:
-        """Puts the file into a sandbox, and begins with the next one. Raises E2BError and the client's errors."""
+        """Puts the file into a sandbox, and begins with the next one. Raises Refusal and the client's errors."""
         if self._file is None:
             await files.write(path, self._memory)
         else:
@@ -72,7 +72,7 @@ class Spool:
         self.close()
 
     async def read(self, start: int, size_bytes: int) -> bytes:
-        """Returns a part of the file. Raises E2BError."""
+        """Returns a part of the file. Raises Refusal."""
         if self._file is None:
             return bytes(self._memory[start : start + size_bytes])
         if self._memory:
@@ -89,7 +89,7 @@ class Spool:
         try:
             await asyncio.to_thread(_write, self._file, data)
         except OSError as error:
-            raise E2BError(503, f"the gateway has no room for the file: {error.strerror}") from error
+            raise Refusal(503, f"the gateway has no room for the file: {error.strerror}") from error
 
     def close(self) -> None:
         self._memory = bytearray()

@@ -12,14 +12,12 @@ from connectrpc.codec import Codec
 from connectrpc.errors import ConnectError
 from connectrpc.request import RequestContext
 from starlette.datastructures import Headers
-from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from executor_client.errors import ExecutorClientError, FileExists, SessionGone
+from executor_client.errors import ExecutorClientError, SessionGone
 from executor_server.gateway.codecs import BinaryCodec, JsonCodec
-from executor_server.gateway.connect.errors import of_bug
-from executor_server.gateway.e2b.errors import E2BError, from_client
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
+from executor_server.gateway.errors import Refusal, of_bug, of_client, response
 from executor_server.gateway.routing import current_target
 
 USER = "user"
@@ -30,18 +28,6 @@ CODECS: list[Codec[Any, Any]] = [BinaryCodec(), JsonCodec(skips_unknown=True)]
 KEEPALIVE_S_MAX = 90
 """envd's default, and the longest silence of a stream."""
 
-_CODES = {
-    400: Code.INVALID_ARGUMENT,
-    401: Code.UNAUTHENTICATED,
-    403: Code.PERMISSION_DENIED,
-    404: Code.NOT_FOUND,
-    409: Code.FAILED_PRECONDITION,
-    429: Code.RESOURCE_EXHAUSTED,
-    501: Code.UNIMPLEMENTED,
-    502: Code.UNAVAILABLE,
-    503: Code.UNAVAILABLE,
-    504: Code.DEADLINE_EXCEEDED,
-}
 _NAME_CHARS = 200
 
 
@@ -51,9 +37,8 @@ def admitting(service: ASGIApp, sandboxes: Sandboxes) -> ASGIApp:
     async def admit(scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await sandboxes.find(current_target().sandbox_id, Headers(scope=scope).get("x-access-token"))
-        except E2BError as error:
-            code = _CODES.get(error.status, Code.INTERNAL).value
-            await JSONResponse({"code": code, "message": error.message}, error.status)(scope, receive, send)
+        except Refusal as error:
+            await response(error)(scope, receive, send)
         else:
             await service(scope, receive, send)
 
@@ -70,24 +55,20 @@ async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> Asy
         yield await sandboxes.find(sandbox_id, headers.get("x-access-token"))
     except ConnectError:
         raise
-    except E2BError as error:
-        raise ConnectError(_CODES.get(error.status, Code.INTERNAL), error.message) from error
     except SessionGone as error:
         sandboxes.forget(sandbox_id)  # the SDK's next request asks whether the sandbox runs
         message = f"the sandbox was killed or reached its end of life during the call: {error.message}"
         raise ConnectError(Code.UNAVAILABLE, message) from error
     except ExecutorClientError as error:
-        refusal = from_client(error)
-        code = Code.ALREADY_EXISTS if isinstance(error, FileExists) else _CODES.get(refusal.status, Code.INTERNAL)
-        raise ConnectError(code, refusal.message) from error
+        raise of_client(error) from error
     except Exception as error:
         raise of_bug(ctx.method.name, error) from error
 
 
 def check_user(name: str | None, users: Collection[str]) -> None:
-    """Raises E2BError (401) for a name that is neither the only user's nor one of its further names."""
+    """Raises Refusal (401) for a name that is neither the only user's nor one of its further names."""
     if name and name != USER and name not in users:
-        raise E2BError(
+        raise Refusal(
             401,
             f'the user "{name[:_NAME_CHARS]}" is not offered: everything in this sandbox runs as its only user '
             f'"{USER}"; name that one, or none',
@@ -102,7 +83,7 @@ def _name_in(authorization: str) -> str | None:
     try:
         return base64.b64decode(encoded, validate=True).decode().partition(":")[0]
     except ValueError:
-        raise E2BError(401, "the header Authorization names no user: Basic authentication can't be read") from None
+        raise Refusal(401, "the header Authorization names no user: Basic authentication can't be read") from None
 
 
 def keepalive_s(ctx: RequestContext[Any, Any]) -> int:

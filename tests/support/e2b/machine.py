@@ -1,7 +1,7 @@
 """One sandbox of the double: a small machine made of namespaces, and the server's end of its runner.
 
 Bubblewrap makes the outer walls from what the local backend knows of this host: its system directories and the Python
-environment that the tests run in, read-only. `inside/runner.py` makes the machine in it. All of it dies with its first
+environment of a template, read-only. `inside/runner.py` makes the machine in it. All of it dies with its first
 process, and that one with ours.
 """
 
@@ -17,7 +17,6 @@ import secrets
 import signal
 import socket
 import subprocess
-import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -111,11 +110,10 @@ class Machine:
         *,
         has_python: bool,
         outside: Mapping[str, str] | None = None,
-        root: Path | None = None,
+        python: Path,
     ) -> None:
-        """`outside`: addresses by their names; with it the machine reaches them through a wall. `root`: a directory with
-        the files of another system, whose programs it has in place of this host's."""
-        self._programs = _programs_of_host() if root is None else _programs_of(root)
+        """`outside`: addresses by their names; with it the machine reaches them through a wall."""
+        self._programs = _programs_of(python)
         self._environment = environment
         self._outside = outside
         self.wall = Wall(outside or {})
@@ -394,20 +392,14 @@ class _Programs:
 
 
 @functools.cache
-def _programs_of_host() -> _Programs:
-    """Returns this host's system, and the Python environment that the tests run in."""
-    image = probe_image("double", Path(sys.executable))
-    own = _programs_of(Path("/"))
-    directories = {**own.directories, **{str(place): str(place) for place in image.directories}}
-    return _Programs(str(image.python), directories, {**own.links, **{str(a): str(b) for a, b in image.links}})
-
-
-def _programs_of(root: Path) -> _Programs:
-    """Returns the system in a directory, with its own Python."""
-    places = {name: root / name[1:] for name in (*SYSTEM_DIRECTORIES, *ETC_DIRECTORIES)}
-    directories = {name: str(place) for name, place in places.items() if place.is_dir() and not place.is_symlink()}
+def _programs_of(python: Path) -> _Programs:
+    """Returns this host's system, and the environment of an interpreter."""
+    image = probe_image("double", python)
+    places = {name: Path(name) for name in (*SYSTEM_DIRECTORIES, *ETC_DIRECTORIES)}
+    directories = {name: name for name, place in places.items() if place.is_dir() and not place.is_symlink()}
     links = {name: str(place.readlink()) for name, place in places.items() if place.is_symlink()}
-    return _Programs("/usr/bin/python3", directories, links)
+    directories |= {str(place): str(place) for place in image.directories}
+    return _Programs(str(image.python), directories, {**links, **{str(a): str(b) for a, b in image.links}})
 
 
 def _hosts(addresses: Mapping[str, str]) -> str:

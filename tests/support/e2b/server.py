@@ -13,6 +13,7 @@ import json
 import re
 import secrets
 import shutil
+import sys
 import tempfile
 import time
 import urllib.parse
@@ -44,7 +45,7 @@ IDEMPOTENCY_KEY = re.compile(r"[a-z0-9-]{1,255}")
 class Template:
     template_id: str
     has_python: bool = True
-    root: Path | None = None  # the files of another system than this host
+    python: Path = Path(sys.executable)
 
 
 TEMPLATES = (
@@ -230,7 +231,10 @@ class Double:
         self._reserve()
         try:
             machine = Machine(
-                asked.get("envVars") or {}, has_python=template.has_python, outside=self._outside, root=template.root
+                asked.get("envVars") or {},
+                has_python=template.has_python,
+                outside=self._outside,
+                python=template.python,
             )
             machine.wall.network = {"allow_internet_access": asked.get("allow_internet_access", True)}
             await machine.start()

@@ -127,7 +127,7 @@ class Runner:
                 extra_groups=[user.pw_gid],
                 stdout=subprocess.PIPE,
                 stderr=subprocess.PIPE,
-                process_group=0,
+                preexec_fn=os.setpgrp,  # one thread; and process_group= is not in every Python of a machine
             )
         except OSError as error:
             raise Refused("invalid_argument", f"error starting process: {error}") from error

@@ -40,9 +40,10 @@ class WireConnection:
     async def read(self) -> bytes:
         """Returns data of the program; nothing after its last. Raises Unavailable when it was cut off."""
         try:
-            with values.refusals(), self._opened.channel.calling():
-                async for message in self._opened.messages:
-                    return bytes(message.data) if message.WhichOneof("part") == "data" else b""
+            with values.refusals():
+                async with self._opened.channel.calling():
+                    async for message in self._opened.messages:
+                        return bytes(message.data) if message.WhichOneof("part") == "data" else b""
         except UnavailableError as error:
             raise Unavailable(Reason(error.reason), error.message) from error
         return b""

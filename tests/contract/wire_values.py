@@ -76,6 +76,8 @@ def refusals() -> Iterator[None]:
     except tuple(_ERRORS) as error:
         if error.reason == Reason.EVENT_OUT_OF_RANGE.value:  # to a client it is a request of the wrong form
             raise OutOfRange(Reason.EVENT_OUT_OF_RANGE, error.message) from error
+        if error.reason == Reason.SESSION_LOST.value:  # SessionGone is a NotFoundError, too
+            raise PreconditionFailed(Reason.SESSION_LOST, error.message) from error
         make = next(ours for theirs, ours in _ERRORS.items() if isinstance(error, theirs))
         raise make(Reason(error.reason), error.message) from error
 

@@ -59,23 +59,13 @@ from executor_server.sessions.journal import Registry
 if TYPE_CHECKING:
     from executor_server.sessions.session import Session
 
-# Seconds for a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
-_PAUSE_TIME_S = 120.0
-_WAKE_TIME_S = 120.0
 # Seconds until a sandbox that could not be paused is tried again.
 _PAUSE_AGAIN_S = 3600.0
-# Seconds for the guest to answer over an unreliable network, and the bounds of the waits between attempts. Shorter than
-# READY_TIME_S, so that several attempts fit into reconnect_s.
-_ANSWER_TIME_S = 10.0
-_FIRST_RETRY_S = 0.25
-_MAX_RETRY_S = 8.0
 # Later tokens to try when one is refused: an earlier daemon may have sent tokens that it could not note. Fewer than a
 # guest accepts to skip (guest/wire/tokens.py), even over several daemons.
 _MAX_LATER_TOKENS = 32
 # Attempts to get the listener for the egress proxy out of a sandbox.
 _LISTENER_ATTEMPTS = 3
-# Seconds within which breaks are counted where connections break by themselves.
-_BREAKS_WINDOW_S = 3600.0
 # Unanswered pings after which such a connection counts as broken.
 _SILENT_PINGS = 2
 
@@ -90,11 +80,35 @@ class ConnectionState(enum.Enum):
     WAKING = "waking"
 
 
+@dataclass(frozen=True)
+class ConnectionTimes:
+    """The time limits of a connection, in seconds."""
+
+    # For a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
+    pause_s: float = 120.0
+    wake_s: float = 120.0
+    # For the guest to answer over an unreliable network, and the bounds of the waits between attempts. Shorter than
+    # READY_TIME_S, so that several attempts fit into reconnect_s.
+    answer_s: float = 10.0
+    first_retry_s: float = 0.25
+    max_retry_s: float = 8.0
+    # Breaks are counted within this time where connections break by themselves.
+    breaks_window_s: float = 3600.0
+
+    def wait_s(self, attempt: int) -> float:
+        """Returns the wait after this many attempts in a row; it doubles, with jitter so that sessions spread out."""
+        doubled_s = min(self.first_retry_s * 2 ** min(attempt - 1, 16), self.max_retry_s)
+        return float(doubled_s * random.uniform(0.5, 1.0))
+
+
 class GuestConnection:
     """Connects one session's channel, and pauses and wakes its sandbox."""
 
-    def __init__(self, session: Session, sandbox: Sandbox, channel: GuestChannel, registry: Registry) -> None:
+    def __init__(
+        self, session: Session, sandbox: Sandbox, channel: GuestChannel, registry: Registry, times: ConnectionTimes
+    ) -> None:
         self.state = ConnectionState.UP
+        self._times = times
         self._session = session
         self._sandbox = sandbox
         self._endpoint = sandbox.endpoint
@@ -119,7 +133,7 @@ class GuestConnection:
         give_up_s = time.monotonic() + within_s
         refused = 0
         for attempt in itertools.count(1):
-            wait_s = _wait_s(attempt)
+            wait_s = self._times.wait_s(attempt)
             try:
                 await self._connect_once(max(give_up_s - time.monotonic(), 0.0))
                 if refused:
@@ -137,7 +151,7 @@ class GuestConnection:
     async def _connect_once(self, within_s: float) -> None:
         # Noted before the token is sent: after a kill in between, the next daemon skips a token and repeats none.
         self._registry.note_connections(self._session.session_id, self._channel.connections + 1)
-        answer_s = _ANSWER_TIME_S if self._endpoint.breaks_by_itself else READY_TIME_S
+        answer_s = self._times.answer_s if self._endpoint.breaks_by_itself else READY_TIME_S
         await self._channel.connect(within_s, answer_s=answer_s)
         if self._channel.connected:  # else it broke in the same moment, and `on_lost` has begun to renew it
             self.state = ConnectionState.UP
@@ -195,7 +209,7 @@ class GuestConnection:
         now_s = time.monotonic()
         self._breaks.append(now_s)
         if self._endpoint.breaks_by_itself:
-            while self._breaks[0] < now_s - _BREAKS_WINDOW_S:
+            while self._breaks[0] < now_s - self._times.breaks_window_s:
                 self._breaks.popleft()
         if len(self._breaks) > self._endpoint.reconnects_max:
             raise SandboxFailure(f"the channel broke {len(self._breaks)} times")
@@ -205,7 +219,7 @@ class GuestConnection:
         position, self._position = self._position, self._channel.position
         self._fruitless = self._fruitless + 1 if position == self._position else 0
         if self._fruitless:
-            await asyncio.sleep(_wait_s(self._fruitless))
+            await asyncio.sleep(self._times.wait_s(self._fruitless))
 
     def silence_max_s(self, ping_interval_s: float, silence_s: float) -> float:
         """Returns the seconds that a guest may be silent after a ping; fewer over an unreliable network."""
@@ -259,10 +273,10 @@ class GuestConnection:
     async def _pause(self) -> bool | None:
         """Pauses the sandbox. Returns True when it is paused, False when it still runs, None when that is unknown."""
         try:
-            async with asyncio.timeout(_PAUSE_TIME_S):
+            async with asyncio.timeout(self._times.pause_s):
                 return await self._sandbox.pause()
         except (SandboxFailure, TimeoutError) as failure:
-            self._log.warning("sandbox_not_paused", error=str(failure) or f"not within {_PAUSE_TIME_S:g} s")
+            self._log.warning("sandbox_not_paused", error=str(failure) or f"not within {self._times.pause_s:g} s")
             return None
 
     def _on_waiting(self) -> None:
@@ -291,11 +305,11 @@ class GuestConnection:
     async def _wake(self, *, required: bool) -> None:
         """Wakes the sandbox. Raises SandboxFailure when that fails and is `required`; else connecting decides."""
         try:
-            async with asyncio.timeout(_WAKE_TIME_S):
+            async with asyncio.timeout(self._times.wake_s):
                 await self._sandbox.wake()
         except TimeoutError as error:
             if required:
-                raise SandboxFailure(f"it did not wake within {_WAKE_TIME_S:g} s") from error
+                raise SandboxFailure(f"it did not wake within {self._times.wake_s:g} s") from error
         except SandboxFailure as failure:
             if required:
                 raise
@@ -326,8 +340,3 @@ class _MachineListener:
 
     async def allow_hosts(self, hosts: Sequence[str]) -> None:
         await self.sandbox.allow_hosts(hosts)
-
-
-def _wait_s(attempt: int) -> float:
-    """Returns the wait after this many attempts in a row; it doubles, with jitter so that sessions spread out."""
-    return float(min(_FIRST_RETRY_S * 2 ** min(attempt - 1, 16), _MAX_RETRY_S) * random.uniform(0.5, 1.0))

@@ -14,11 +14,11 @@ The caller ends sessions, not this module. It knows neither gRPC nor files.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from executor_server.core import Reason, ResourceExhausted
+from executor_server.sessions.lifetime import steady_s
 
 # Renewals within one grace period, and the bounds of the interval. A killed client's session outlives its grace by at
 # most the upper bound; the lower bound limits the client's work.
@@ -71,14 +71,10 @@ class Released:
     dropped: list[tuple[SessionKey, str]] = field(default_factory=list)
 
 
-def _steady_s() -> float:
-    return time.clock_gettime(time.CLOCK_BOOTTIME)
-
-
 class Leases:
     """The leases and their sessions. For the event loop only; each call takes microseconds."""
 
-    def __init__(self, grace_s: Callable[[SessionKey], float], clock: Callable[[], float] = _steady_s) -> None:
+    def __init__(self, grace_s: Callable[[SessionKey], float], clock: Callable[[], float] = steady_s) -> None:
         """`grace_s` returns a session's grace under its current policy."""
         self._grace_s = grace_s
         self._clock = clock

@@ -15,7 +15,8 @@ from collections.abc import Callable
 from executor_server.core import Limits
 
 
-def _steady_s() -> float:
+def steady_s() -> float:
+    """Returns the seconds of a clock that runs while the host sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)
 
 
@@ -28,7 +29,7 @@ class SessionLife:
         last_used_s: float,
         *,
         in_use: Callable[[], bool] = lambda: False,
-        steady: Callable[[], float] = _steady_s,
+        steady: Callable[[], float] = steady_s,
         unix: Callable[[], float] = time.time,
     ) -> None:
         """`create_time_s`, `last_used_s`: Unix time. While `in_use` returns True, the idle time does not run."""

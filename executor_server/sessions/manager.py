@@ -32,6 +32,7 @@ from executor_server.policy import Policy
 from executor_server.sessions.creations import Creations, withdrawn
 from executor_server.sessions.journal import JournalMemory, Registry
 from executor_server.sessions.leases import Leases, Released, Renewal, SessionKey
+from executor_server.sessions.lifetime import steady_s
 from executor_server.sessions.pool import WarmPool
 from executor_server.sessions.recovery import recover_sessions
 from executor_server.sessions.refusals import no_room, with_own_sessions
@@ -56,7 +57,9 @@ class SessionManager:
         registry: Registry,
         settings: SessionSettings,
         hooks: SessionHooks | None = None,
+        clock: Callable[[], float] = steady_s,
     ) -> None:
+        """`clock` tells how long clients have been silent."""
         self._reading = ReadingShares()
         memory = JournalMemory(settings.journal_total_bytes, settings.max_sessions)
         self._hooks = replace(hooks or SessionHooks(), reading=self._reading, memory=memory)
@@ -67,7 +70,7 @@ class SessionManager:
         self._sessions: dict[SessionKey, Session] = {}
         self._factory = SessionFactory(backend, pool, registry, settings, self._hooks, lambda: self._policy)
         self._creations = Creations()
-        self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s)
+        self._leases = Leases(lambda key: self._sessions[key].spec.limits.owner_grace_s, clock)
         self.requests_under_way = self._creations.under_way
         self.restart_leases, self.lease_of = self._leases.restart_all, self._leases.holder
         self._teardown = Teardown(registry, self._hooks.observer)

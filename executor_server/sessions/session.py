@@ -86,7 +86,7 @@ class Session:
         # daemon before has charged a part that this one does not know.
         self._background_cpu_s: float | None = None
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
-        self._connection = GuestConnection(self, sandbox, channel, registry)
+        self._connection = GuestConnection(self, sandbox, channel, registry, settings.connection)
         self._liveness = GuestLiveness(channel, self._connection, settings.ping_interval_s, settings.silence_s)
         self.executions = Executions(self, record, channel, registry, settings, hooks)
         self.network = SessionNetwork(self, record, self._connection, channel, self.executions.journal, hooks)

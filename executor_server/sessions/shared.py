@@ -11,6 +11,7 @@ from executor_server.core.fairness import ReadingShares
 from executor_server.core.lifecycle import AdmissionController, Observer
 from executor_server.network.egress import Egress
 from executor_server.policy.approvals import Approvals
+from executor_server.sessions.connection import ConnectionTimes
 from executor_server.sessions.journal import JournalMemory
 from executor_server.sessions.recorder import Recorders
 
@@ -34,6 +35,7 @@ class SessionSettings:
     silence_s: float = 60.0
     # Seconds at start-up for all guests of an earlier daemon to answer.
     recovery_s: float = 15.0
+    connection: ConnectionTimes = field(default_factory=ConnectionTimes)
 
 
 class SessionIds:

@@ -94,8 +94,9 @@ class Sweeper:
 class UseNotes:
     """Writes the use of sessions to the registry, for a later daemon. Called with each sweep."""
 
-    def __init__(self, registry: Registry) -> None:
+    def __init__(self, registry: Registry, *, interval_s: float = _NOTE_USE_INTERVAL_S) -> None:
         self._registry = registry
+        self._interval_s = interval_s
         self._written_s = time.monotonic()
         self._written: dict[str, SessionUse] = {}  # by session
         self._changed: dict[str, SessionUse] = {}
@@ -107,7 +108,7 @@ class UseNotes:
             self._changed[session.session_id] = use
 
     def write(self, sessions: Collection[Session]) -> None:
-        if time.monotonic() - self._written_s > _NOTE_USE_INTERVAL_S:
+        if time.monotonic() - self._written_s > self._interval_s:
             self._written_s = time.monotonic()
             self._write_use({session.session_id for session in sessions})
         self._write_network(sessions)

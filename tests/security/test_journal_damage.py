@@ -16,7 +16,6 @@ import pytest
 from executor_server.guest.wire.frames import Kind
 from executor_server.sessions.journal import segments as segments_module
 from executor_server.sessions.journal.execution import ToolFailure
-from executor_server.sessions.journal.journal import Journal
 from executor_server.sessions.journal.records import HEAD, SegmentError
 from executor_server.sessions.journal.segments import RecordKind
 from tests.support.rounds import rounds
@@ -37,14 +36,14 @@ def small(directory: Path) -> Bench:
     bench.call("e1", "c1")
     first.submit_tool_result("c1", ToolFailure("E", "no"))
     bench.end("e1")
-    bench.journal._begin_segment()
+    bench.begin_segment()
     bench.execute("e2")
     bench.end("e2", outcome="crashed", oom_suspect=True)
     bench.journal.decide("e2", 1)
     bench.execute("e3")
     bench.log("e3", "2,048")
     bench.journal.stop("e3", "the policy has changed")
-    bench.journal.close()
+    bench.segments.close()
     return bench
 
 
@@ -52,7 +51,7 @@ class DamageCheck:
     """Knows what there was; says of damaged files how they were read."""
 
     def __init__(self, bench: Bench, directory: Path) -> None:
-        self._bench = bench
+        self.bench = bench
         self._directory = directory
         self._expected = known(bench)
         self.same = self.reported = 0
@@ -74,7 +73,7 @@ class DamageCheck:
         with pytest.raises(SegmentError):
             after.journal.replay()
         for name, execution in after.journal.state.executions.items():
-            was = self._bench.journal.state.executions[name] if name in self._executions else None
+            was = self.bench.journal.state.executions[name] if name in self._executions else None
             assert was is not None, f"{what}: {name} was never there"
             events = held_events(execution)
             assert events == held_events(was)[: len(events)], f"{what}: {name} has other events"
@@ -82,17 +81,16 @@ class DamageCheck:
 
     @property
     def _executions(self) -> dict[str, Any]:
-        return self._bench.journal.state.executions
+        return self.bench.journal.state.executions
 
 
 @pytest.fixture
-def check(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DamageCheck:
-    monkeypatch.setattr(Journal, "close", lambda self: self._segments.close())  # it forgets the records that were read
+def check(tmp_path: Path) -> DamageCheck:
     return DamageCheck(small(tmp_path / "journal"), tmp_path / "damaged")
 
 
 def test_each_byte_changed_in_each_way_is_told_or_changes_nothing(check: DamageCheck) -> None:
-    files = check._bench.files
+    files = check.bench.files
     for name, data in files.items():
         for position in range(0, len(data), STRIDE):
             for pattern in PATTERNS:
@@ -103,7 +101,7 @@ def test_each_byte_changed_in_each_way_is_told_or_changes_nothing(check: DamageC
 
 
 def test_each_block_zeroed_or_overwritten_is_told(check: DamageCheck) -> None:
-    files = check._bench.files
+    files = check.bench.files
     chance = random.Random(1)
     for name, data in files.items():
         for size in (2, 4, 16, 64, 512):
@@ -120,7 +118,7 @@ def test_each_block_zeroed_or_overwritten_is_told(check: DamageCheck) -> None:
 
 def test_each_file_cut_at_each_length_is_told(check: DamageCheck) -> None:
     """Also where a record ends: it looks like a journal whose daemon was killed earlier, and the head knows better."""
-    files = check._bench.files
+    files = check.bench.files
     for name, data in files.items():
         ends = set(itertools.accumulate(map(len, records(data)))) if name in ("1", "2") else set()
         for length in sorted((ends | set(range(0, len(data), STRIDE))) - {len(data)}):
@@ -129,7 +127,7 @@ def test_each_file_cut_at_each_length_is_told(check: DamageCheck) -> None:
 
 
 def test_bytes_after_the_end_are_told_or_cut_off(check: DamageCheck) -> None:
-    files = check._bench.files
+    files = check.bench.files
     for name, data in files.items():
         for more in (b"\0", bytes(512), b"\xff" * 40, data[-60:]):
             check.check({**files, name: data + more}, f"{len(more)} bytes after {name}")
@@ -137,7 +135,7 @@ def test_bytes_after_the_end_are_told_or_cut_off(check: DamageCheck) -> None:
 
 def test_a_torn_record_at_the_end_is_no_damage(check: DamageCheck) -> None:
     """As a daemon leaves it that was killed while it wrote: what it was about has not happened."""
-    files, record = check._bench.files, records(check._bench.files["1"])[1]
+    files, record = check.bench.files, records(check.bench.files["1"])[1]
     for length in range(1, len(record)):
         check.check({**files, "2": files["2"] + record[:length]}, f"a record torn at {length}")
     assert check.reported == 0
@@ -153,7 +151,7 @@ def records(segment: bytes) -> list[bytes]:
 
 
 def test_records_swapped_repeated_and_left_out_are_told(check: DamageCheck) -> None:
-    files = check._bench.files
+    files = check.bench.files
     for name in ("1", "2"):
         whole = records(files[name])
         for first in range(len(whole)):
@@ -167,7 +165,7 @@ def test_records_swapped_repeated_and_left_out_are_told(check: DamageCheck) -> N
 
 
 def test_segments_swapped_removed_and_repeated_are_told(check: DamageCheck) -> None:
-    files = check._bench.files
+    files = check.bench.files
     check.check({**files, "1": files["2"], "2": files["1"]}, "swapped")
     check.check({**files, "3": files["2"]}, "repeated")
     check.check({**files, "4": files["2"]}, "one too many")
@@ -186,7 +184,7 @@ def test_a_segment_in_the_middle_that_is_gone_is_told(
     bench.execute("e")
     for number in range(30):
         bench.log("e", f"line {number}")
-    bench.journal._segments.close()
+    bench.segments.close()
     assert len(bench.files) > 5
     check = DamageCheck(bench, tmp_path / "damaged")
     check.check(bench.files, "as it was")
@@ -218,7 +216,7 @@ def test_what_is_another_session_s_is_told(tmp_path: Path, which: str) -> None:
 
 def test_a_journal_of_an_earlier_daemon_is_not_misread(tmp_path: Path, check: DamageCheck) -> None:
     """It was written without checksums and without a head."""
-    files = check._bench.files
+    files = check.bench.files
     bare = {name: b"".join(each[:-4] for each in records(files[name])) for name in ("1", "2")}
     with pytest.raises(SegmentError, match="another version"), replayed(bare, tmp_path / "old"):
         pass
@@ -234,7 +232,7 @@ def test_killed_between_a_record_and_the_head_all_is_there(check: DamageCheck, t
     with replayed({**bench.files, HEAD: head}, tmp_path / "next") as after:
         assert known(after) == known(bench)
     head = bench.files[HEAD]
-    bench.journal._begin_segment()
+    bench.begin_segment()
     with replayed({**bench.files, HEAD: head}, tmp_path / "next") as after:
         assert known(after) == known(bench)
         after.guest_seq = 1
@@ -245,6 +243,6 @@ def test_killed_between_a_record_and_the_head_all_is_there(check: DamageCheck, t
 
 
 def test_every_kind_of_record_is_in_the_small_journal(check: DamageCheck) -> None:
-    kinds = {each[4] for name in ("1", "2") for each in records(check._bench.files[name])}
+    kinds = {each[4] for name in ("1", "2") for each in records(check.bench.files[name])}
     assert {Kind.EXECUTE, Kind.LOG, Kind.TOOL_CALL, Kind.TOOL_RESULT, Kind.RESULT, Kind.CANCEL} <= kinds
     assert {RecordKind.SNAPSHOT, RecordKind.VERDICT, RecordKind.STOPPED} <= kinds

@@ -17,8 +17,8 @@ from executor_server.sessions.journal.execution import ToolFailure
 from executor_server.sessions.journal.records import SegmentError
 from executor_server.sessions.journal.registry import Registry
 from executor_server.sessions.journal.segments import RecordKind, Segments
-from tests.unit.sessions.journal.test_journal import Bench, Files, replayed
-from tests.unit.sessions.journal.test_registry import RECORD
+from tests.unit.sessions.journal.test_journal import Bench, Files, held_events, replayed
+from tests.unit.sessions.journal.test_registry import RECORD, change
 
 MiB = 1 << 20
 
@@ -113,7 +113,7 @@ def test_what_nobody_reads_is_bounded_on_disk_and_in_memory(bench: Bench, frame:
         frame(bench, number)
         number += 1
     assert size_of(bench.files) < 2 * MiB
-    texts = sum(len(event.kind.text) * 4 for event in execution._journal if hasattr(event.kind, "text"))
+    texts = sum(len(event.kind.text) * 4 for event in held_events(execution) if hasattr(event.kind, "text"))
     assert frame is not wide_characters or texts < 2 * MiB
 
 
@@ -142,11 +142,10 @@ async def test_a_snapshot_longer_than_a_segment_is_not_written_with_each_record(
     for number in range(20):
         execution = bench.execute(f"e{number}")
         for call in range(4000):
-            execution._open_calls[name := f"{call:064}"] = True
-            execution._answered.append(name)
+            execution.note_answer(f"{call:064}")
         if number < 19:
             bench.end(f"e{number}")
-    bench.journal._begin_segment()
+    bench.begin_segment()
     begun = bench.segments.segment
     for _ in range(50):
         bench.log("e19", "x")
@@ -167,7 +166,7 @@ def made(directory: Path) -> Files:
     bench.send(ToolResult(id="e1", call="c1", ok=True), b"value")
     bench.end("e1")
     bench.execute("e2")
-    bench.journal._begin_segment()
+    bench.begin_segment()
     bench.end("e2", oom_suspect=True)
     bench.journal.decide("e2", 1)
     bench.execute("e3")
@@ -209,8 +208,8 @@ def test_an_id_that_leads_elsewhere_is_not_believed(tmp_path: Path, session_id: 
     (state / "victim").mkdir()
     registry = Registry(StateDir(state))
     registry.add(RECORD)
-    registry._database.execute("UPDATE sessions SET session_id = ?", (session_id,))
     registry.close()
+    change(state, "UPDATE sessions SET session_id = ?", session_id)
     after = Registry(StateDir(state))
     assert after.load() == []
     after.close()

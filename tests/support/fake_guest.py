@@ -176,7 +176,7 @@ class FakeGuest:
         if frame.kind in self.on:
             self.on[frame.kind](frame)
         elif frame.kind == Kind.HELLO:
-            self._greet(frame)
+            self.greet(frame)
         elif frame.kind == Kind.TAKE_LISTENER:
             self._hand_out_listener(connection)
         elif frame.kind == Kind.PING:
@@ -186,7 +186,8 @@ class FakeGuest:
         elif frame.kind in (Kind.CONFIGURE, Kind.RESTRICT, Kind.REGISTER_TOOLS, Kind.SET_VARIABLES, Kind.BLOB_BEGIN):
             self.done(frame)
 
-    def _greet(self, hello: Frame) -> None:
+    def greet(self, hello: Frame) -> None:
+        """Answers a new connection."""
         if self.ready is not None:
             self.window.reconnect(hello.head.integer("last_seq"))
             ready = {"last_seq": self.window.taken, "acked": self.window.acked, **self.ready}

@@ -9,11 +9,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
+from executor_server.backends.channel import GuestChannel
 from executor_server.core.config.state_dir import StateDir
 from executor_server.core.model import Log, OutputMode, Principal, Result
 from executor_server.sessions import SessionManager
 from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.journal.registry import Registry, SessionRecord
+from executor_server.sessions.lifetime import steady_s
 from executor_server.sessions.pool.asked_kinds import AskedSettings
 from executor_server.sessions.pool.pool import PoolSettings, WarmPool, make_ready
 from executor_server.sessions.session import Session
@@ -25,16 +27,16 @@ from tests.support.specs import EXECUTION_LIMITS, session_spec
 
 OWNER = Principal("tenant", "test")
 
-MakeSession = Callable[[SessionHooks | None, SessionSettings], Awaitable[tuple[Session, FakeSandbox]]]
+MakeSession = Callable[[SessionHooks | None, SessionSettings], Awaitable[tuple[Session, FakeSandbox, GuestChannel]]]
 
 
 @asynccontextmanager
 async def sessions_on(backend: FakeBackend, directory: Path) -> AsyncIterator[MakeSession]:
-    """Makes a session and its sandbox for each call of the function that this gives; `directory` is the daemon's state."""
+    """Gives a function that makes a session, its sandbox and the channel between them; `directory` is the daemon's state."""
     made: list[Session] = []
     registry = Registry(StateDir(directory))
 
-    async def make(hooks: SessionHooks | None, settings: SessionSettings) -> tuple[Session, FakeSandbox]:
+    async def make(hooks: SessionHooks | None, settings: SessionSettings) -> tuple[Session, FakeSandbox, GuestChannel]:
         ready = await make_ready(backend, SPEC, warm=False)
         spec = session_spec(SPEC, imports=("math",))
         record = SessionRecord(
@@ -42,9 +44,9 @@ async def sessions_on(backend: FakeBackend, directory: Path) -> AsyncIterator[Ma
         )
         session = Session(record, ready.sandbox, ready.channel, registry, settings, hooks)
         session.begin()
-        session._begin_segments()
+        session.executions.journal.begin_segments()
         made.append(session)
-        return session, backend.made[-1]
+        return session, backend.made[-1], ready.channel
 
     yield make
     for session in made:
@@ -91,13 +93,19 @@ class SessionDaemon:
     """The sessions of one daemon. The backend and the state directory are all that outlives its `kill`."""
 
     def __init__(
-        self, backend: FakeBackend, directory: Path, hooks: SessionHooks | None = None, **settings: Any
+        self,
+        backend: FakeBackend,
+        directory: Path,
+        hooks: SessionHooks | None = None,
+        clock: Callable[[], float] = steady_s,
+        **settings: Any,
     ) -> None:
         self.backend = backend
+        self.directory = directory
         self.registry = Registry(StateDir(directory))
         # It adapts to no requests: a pool that makes sandboxes has tasks, which would outlive `kill`.
         self.pool = WarmPool(backend, PoolSettings(asked=AskedSettings(max_kinds=0)))
-        self.manager = SessionManager(backend, self.pool, self.registry, SessionSettings(**settings), hooks)
+        self.manager = SessionManager(backend, self.pool, self.registry, SessionSettings(**settings), hooks, clock)
 
     @property
     def guest(self) -> FakeGuest:

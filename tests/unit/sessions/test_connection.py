@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from pathlib import Path
 from typing import Any
@@ -12,11 +13,12 @@ import pytest
 
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api.to_wire import session_to
+from executor_server.backends.channel import GuestChannel
 from executor_server.core.errors import PreconditionFailed, Reason, SandboxFailure
 from executor_server.core.model import Outcome, OutputMode, ToolSpec
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.guest.wire.messages import BlobDrop
-from executor_server.sessions import connection
+from executor_server.sessions.connection import ConnectionTimes, GuestConnection
 from executor_server.sessions.journal.execution import Execution
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionSettings
@@ -30,9 +32,10 @@ from tests.support.specs import EXECUTION_LIMITS
 class Bench:
     """A session whose sandbox can rest, and its guest; `network` is between them where there is one."""
 
-    def __init__(self, session: Session, sandbox: FakeSandbox) -> None:
+    def __init__(self, session: Session, sandbox: FakeSandbox, channel: GuestChannel) -> None:
         self.session = session
         self.sandbox = sandbox
+        self.channel = channel
         self.guest: FakeGuest = sandbox.guest
 
     @property
@@ -183,7 +186,7 @@ async def test_many_requests_at_once_wake_it_once(bench: Bench) -> None:
     await bench.rest()
     bench.sandbox.may_wake.clear()
     asked = [asyncio.create_task(bench.session.set_variables([(f"x{n}", b"1")])) for n in range(5)]
-    assert await eventually_async(lambda: len(bench.session.requests._open) == 5)
+    assert await eventually_async(lambda: bench.sandbox.wakes)
     assert bench.session.state == "idle", "it is not paused any more"
     bench.session.check_guest()
     bench.sandbox.may_wake.set()
@@ -218,7 +221,7 @@ async def test_what_runs_or_waits_keeps_it_awake(bench: Bench) -> None:
 async def test_what_the_guest_has_not_acknowledged_keeps_it_awake(bench: Bench) -> None:
     """A caller that waits for delivery would wait until another one wakes the guest."""
     bench.sandbox.pause_idle_s = 0.0
-    bench.session._channel.send(BlobDrop(blob="b"))
+    bench.channel.send(BlobDrop(blob="b"))
     bench.session.check_guest()
     await bench.guest.got(Kind.BLOB_DROP)
     assert not bench.sandbox.pauses
@@ -246,9 +249,9 @@ async def test_a_connection_that_breaks_when_the_rest_begins_is_made_again_once(
     """It was renewed and hung up at the same time, by two tasks, and the sandbox was paused below the new connection."""
     bench.sandbox.pause_idle_s = 0.0
     bench.session.check_guest()  # the task that hangs up has not run yet
-    bench.session._channel.break_off("the connection broke")
+    bench.channel.break_off("the connection broke")
     assert await bench.is_in("paused")
-    assert not bench.session._channel.connected
+    assert not bench.channel.connected
     bench.sandbox.pause_idle_s = None
     execution = await bench.execute()
     await bench.guest.got(Kind.EXECUTE)
@@ -263,7 +266,7 @@ async def test_a_request_that_comes_when_the_rest_begins_is_served(bench: Bench,
     bench.sandbox.pause_idle_s = 0.0
     bench.session.check_guest()
     if breaks:
-        bench.session._channel.break_off("the connection broke")
+        bench.channel.break_off("the connection broke")
     bench.sandbox.pause_idle_s = None
     execution = await bench.execute()
     await bench.guest.got(Kind.EXECUTE)
@@ -304,11 +307,11 @@ async def test_where_nobody_knows_whether_it_was_paused_its_guest_tells(bench: B
 async def test_a_sandbox_that_died_instead_of_resting_loses_the_session(bench: Bench) -> None:
     bench.sandbox.pause_idle_s, bench.sandbox.can_pause = 0.0, SandboxFailure("there is no such sandbox")
     bench.sandbox.cause = "it was removed"
+    await bench.begin_to_rest()
     await bench.guest.die()
-    bench.session._connection.state = connection.ConnectionState.UP  # it died in that moment
-    bench.session.check_guest()
+    bench.sandbox.may_pause.set()
     assert await bench.is_in("lost")
-    assert "there is no such sandbox" not in bench.session.lost_reason
+    assert bench.session.lost_reason == "it was removed"
 
 
 async def test_a_sandbox_that_does_not_wake_loses_the_session_with_the_reason(bench: Bench) -> None:
@@ -322,8 +325,8 @@ async def test_a_sandbox_that_does_not_wake_loses_the_session_with_the_reason(be
     assert await eventually_async(lambda: bench.sandbox.destroyed)
 
 
-async def test_a_wake_that_hangs_is_given_up_after_its_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_WAKE_TIME_S", 0.02)
+async def test_a_wake_that_hangs_is_given_up_after_its_time(make: Any) -> None:
+    bench = await make(connection=ConnectionTimes(wake_s=0.02))
     await bench.rest()
     bench.sandbox.may_wake.clear()
     execution = await bench.execute()
@@ -331,8 +334,8 @@ async def test_a_wake_that_hangs_is_given_up_after_its_time(bench: Bench, monkey
     assert "could not be woken" in bench.session.lost_reason
 
 
-async def test_a_pause_that_hangs_is_given_up_after_its_time(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_PAUSE_TIME_S", 0.02)
+async def test_a_pause_that_hangs_is_given_up_after_its_time(make: Any) -> None:
+    bench = await make(connection=ConnectionTimes(pause_s=0.02))
     await bench.begin_to_rest()
     await bench.session.set_variables([("x", b"1")])
     assert bench.session.state == "idle"
@@ -351,7 +354,7 @@ async def test_it_can_be_closed_at_any_time(bench: Bench, when: str) -> None:
     await bench.session.close("it was deleted")
     await bench.session.destroy()
     assert bench.sandbox.destroyed
-    assert not bench.session._tasks
+    assert len(asyncio.all_tasks()) == 1, "a task was left over"
     if when == "waking":
         assert (await outcome_of(execution))[1].outcome is Outcome.CANCELLED
 
@@ -365,8 +368,7 @@ async def test_a_silent_way_is_made_anew_before_its_guest_is_given_up(far: Any) 
     await bench.guest.got(Kind.EXECUTE)
     bench.guest.freeze()
     bench.network.up.clear()
-    channel = bench.session._channel
-    assert await eventually_async(lambda: bench.session.check_guest() or not channel.connected)
+    assert await eventually_async(lambda: bench.session.check_guest() or not bench.channel.connected)
     bench.guest.thaw()
     bench.network.up.set()
     await bench.guest.got(Kind.HELLO, 2)
@@ -382,12 +384,8 @@ async def test_a_guest_that_stays_silent_on_a_new_way_is_given_up(far: Any) -> N
     assert "has not answered" in bench.session.lost_reason
 
 
-async def test_an_attempt_that_is_not_answered_is_followed_by_another(
-    far: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connection, "_ANSWER_TIME_S", 0.02)
-    monkeypatch.setattr(connection, "_FIRST_RETRY_S", 0.01)
-    bench = await far()
+async def test_an_attempt_that_is_not_answered_is_followed_by_another(far: Any) -> None:
+    bench = await far(connection=ConnectionTimes(answer_s=0.02, first_retry_s=0.01))
     ready, bench.guest.ready = bench.guest.ready, None
     bench.guest.hang_up()
     await bench.guest.got(Kind.HELLO, 3)
@@ -408,7 +406,7 @@ async def break_often(bench: Bench, times: int) -> None:
     for count in range(2, times + 2):
         bench.guest.hang_up()
         await bench.guest.got(Kind.HELLO, count)
-        assert await eventually_async(lambda: bench.session._channel.connected)
+        assert await eventually_async(lambda: bench.channel.connected)
         await bench.session.set_variables([("x", b"1")])
 
 
@@ -418,17 +416,12 @@ async def test_a_network_may_break_often(far: Any) -> None:
     assert bench.session.state == "idle"
 
 
-async def test_a_network_that_breaks_at_once_each_time_is_given_time(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_network_that_breaks_at_once_each_time_is_given_time(far: Any) -> None:
     """Otherwise the breaks of an hour would be used up within a second."""
-    waited: list[int] = []
-
-    def at_once(attempt: int) -> float:
-        waited.append(attempt)
-        return 0.0
-
-    monkeypatch.setattr(connection, "_wait_s", at_once)
-    bench = await far()
+    times = ConnectionTimes(first_retry_s=0.001)
+    bench = await far(connection=times)
     bench.network.reconnects_max = 9
+    begun_s = time.monotonic()
     take = bench.guest.take
 
     def greet_and_leave(connection: Any, frame: Frame) -> None:
@@ -438,25 +431,20 @@ async def test_a_network_that_breaks_at_once_each_time_is_given_time(far: Any, m
     bench.guest.take = greet_and_leave
     bench.guest.hang_up()
     assert await bench.is_in("lost")
-    assert max(waited) == 9
+    assert time.monotonic() - begun_s > sum(0.001 * 2**fruitless for fruitless in range(9)) / 2
 
 
 def test_waits_grow_to_their_limit_and_are_never_the_same() -> None:
-    waits_s = [connection._wait_s(attempt) for attempt in (1, 3, 10, 10**6)]
+    waits_s = [ConnectionTimes().wait_s(attempt) for attempt in (1, 3, 10, 10**6)]
     assert 0.1 < waits_s[0] < waits_s[1] < waits_s[2] <= 8.0
     assert 4.0 <= waits_s[3] <= 8.0
 
 
-async def test_breaks_are_counted_within_their_time_only(far: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    bench = await far()
+async def test_breaks_are_counted_within_their_time_only(far: Any) -> None:
+    bench = await far(connection=ConnectionTimes(breaks_window_s=0.0))
     bench.network.reconnects_max = 2
-    with monkeypatch.context() as old:
-        old.setattr(connection, "_BREAKS_WINDOW_S", 0.0)
-        await break_often(bench, 4)
-    bench.guest.hang_up()
-    await bench.guest.got(Kind.HELLO, 6)
-    bench.guest.hang_up()
-    assert await bench.is_in("lost")
+    await break_often(bench, 4)
+    assert bench.session.state == "idle"
 
 
 async def test_the_tokens_of_a_chain_are_used_up_honestly(far: Any) -> None:
@@ -495,25 +483,38 @@ def handed_out(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> Iterator[socket
         yield listener
 
 
+class Notes:
+    """Stands in for the registry; keeps the counts of connections that it should note."""
+
+    def __init__(self) -> None:
+        self.counts: list[int] = []
+
+    def note_connections(self, session_id: str, count: int) -> None:
+        self.counts.append(count)
+
+
+def connection_of(bench: Bench, notes: Notes) -> GuestConnection:
+    registry: Any = notes
+    return GuestConnection(bench.session, bench.sandbox, bench.channel, registry, ConnectionTimes())
+
+
 async def test_a_token_is_noted_before_it_is_shown_and_never_shown_again(
-    bench: Bench, handed_out: socket.socket, monkeypatch: pytest.MonkeyPatch
+    bench: Bench, handed_out: socket.socket
 ) -> None:
     """A daemon that is killed in between must not have shown a token that the next one shows again."""
-    connection, registry = bench.session._connection, bench.session._connection._registry
-    noted: list[int] = []
-    monkeypatch.setattr(registry, "note_connections", lambda _, count: noted.append(count))
+    notes = Notes()
 
     def refuse_once(_frame: Frame) -> None:
-        assert noted == [2]
+        assert notes.counts == [2]
         del bench.guest.on[Kind.TAKE_LISTENER]
         bench.guest.hang_up_on_newest()
 
     bench.guest.on[Kind.TAKE_LISTENER] = refuse_once
-    taken = await connection.take_listener()
+    taken = await connection_of(bench, notes).take_listener()
     assert isinstance(taken, socket.socket)
     with taken:
         assert taken.getsockname() == handed_out.getsockname()
-    assert noted == [2, 3]
+    assert notes.counts == [2, 3]
     first, second = (frame.head.text("token") for frame in bench.guest.of_kind(Kind.TAKE_LISTENER))
     assert first != second
     assert (await bench.execute()) is not None, "the session's own connection goes on"
@@ -521,6 +522,6 @@ async def test_a_token_is_noted_before_it_is_shown_and_never_shown_again(
 
 async def test_a_guest_that_keeps_its_listener_is_given_up(bench: Bench) -> None:
     with pytest.raises(SandboxFailure, match="did not hand its listener out"):
-        await bench.session._connection.take_listener()
+        await connection_of(bench, Notes()).take_listener()
     assert len(bench.guest.of_kind(Kind.TAKE_LISTENER)) == 3
     assert bench.session.state == "idle"

@@ -50,5 +50,7 @@ async def test_what_is_remembered_is_bounded() -> None:
         names = [f"m{number}_{each}" for each in range(ASKED_MAX)]
         assert len(await modules.missing("one", names, guest.find)) == ASKED_MAX
         await modules.missing(f"image{number}", ["a"], guest.find)
-    known = modules._known
-    assert len(known) <= 64 and all(len(each) <= 4_096 for each in known.values())
+    guest.asked.clear()
+    await modules.missing("image0", ["a"], guest.find)
+    await modules.missing("one", ["m0_0"], guest.find)
+    assert guest.asked == [["a"], ["m0_0"]], "the oldest are forgotten"

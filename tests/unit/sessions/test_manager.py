@@ -37,10 +37,11 @@ ALICE, BOB = Principal("alice", "a"), Principal("bob", "b")
 
 
 class Bench:
-    def __init__(self, backend: FakeBackend, pool: WarmPool, manager: SessionManager) -> None:
+    def __init__(self, backend: FakeBackend, pool: WarmPool, manager: SessionManager, registry: Registry) -> None:
         self.backend = backend
         self.pool = pool
         self.manager = manager
+        self.registry = registry
 
     async def create(
         self, request_id: str = "r", owner: Principal = ALICE, prelude: str = "", **limits: float
@@ -63,7 +64,7 @@ async def make(tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
         registry = Registry(StateDir(tmp_path))
         manager = SessionManager(backend, pool, registry, SessionSettings(**{"sweep_interval_s": 0.005, **settings}))
         registries.append(registry)
-        benches.append(Bench(backend, pool, manager))
+        benches.append(Bench(backend, pool, manager, registry))
         pool.keep_ready([WarmSandboxes(SPEC, pool_size)])
         await manager.start()
         return benches[-1]
@@ -311,5 +312,5 @@ async def test_connections_made_before_the_session_is_written_down_are_counted(b
 
     bench.backend.prepare = hang_up_first
     await bench.create()
-    (record,) = bench.manager._registry.load()
+    (record,) = bench.registry.load()
     assert record.connections == 2

@@ -28,11 +28,11 @@ from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.network.egress import EgressError
 from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions import network as network_module
-from executor_server.sessions.journal.registry import Registry
 from executor_server.sessions.network import notice_of_denial
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_egress import FakeEgress
 from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons
+from tests.support.full_disk import allow_changes, fill_disk, forbid_changes
 from tests.support.polling import eventually_async
 from tests.support.specs import session_spec
 
@@ -488,10 +488,10 @@ async def test_a_guest_that_tries_to_block_the_proxy_is_lost(daemon: Daemon) -> 
     assert "tried to block the egress proxy" in session.lost_reason
 
 
-async def test_a_full_disk_costs_neither_counts_nor_notices(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_costs_neither_counts_nor_notices(daemon: Daemon) -> None:
     session = await daemon.create()
-    session.executions.journal._segments._give_up(OSError("No space left on device"))
-    monkeypatch.setattr(Registry, "_try", lambda *_: False)
+    fill_disk(daemon.directory / "journals")
+    forbid_changes(daemon.directory / "registry.db")
     execution = await execute(session)
     connection = daemon.egress.connect(session.session_id)
     assert connection is not None
@@ -502,7 +502,7 @@ async def test_a_full_disk_costs_neither_counts_nor_notices(daemon: Daemon, monk
     logs, result = await outcome_of(execution)
     assert "max_connection_s" in logs
     assert result.network == NetworkUsage(1, 0, 10, 20)
-    monkeypatch.undo()
+    allow_changes(daemon.directory / "registry.db")
     await daemon.manager.sweeper.sweep()
     (record,) = daemon.registry.load()
     assert record.network == NetworkUsage(1, 0, 10, 20), "written once there is room again, though nothing has changed"

@@ -17,11 +17,12 @@ from executor_server.core.model import Outcome, Principal
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained, is_next
 from executor_server.sessions import Session, SessionRequest
-from executor_server.sessions.journal.registry import Registry, SessionUse
+from executor_server.sessions.journal.registry import SessionUse
 from executor_server.sessions.journal.segments import Segments
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import TOKEN, FakeGuest, Network
 from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons
+from tests.support.full_disk import fill_disk, forbid_changes
 from tests.support.polling import eventually_async
 from tests.support.specs import LIMITS, session_spec
 
@@ -60,7 +61,7 @@ def knows_tokens(guest: FakeGuest) -> None:
         shown = bytes.fromhex(frame.head.text("token", 64))
         if is_next(shown, state["expected"]):
             state["expected"] = shown
-            guest._greet(frame)
+            guest.greet(frame)
         else:
             guest.hang_up()
 
@@ -78,10 +79,10 @@ async def test_a_disk_that_is_full_through_several_restarts_costs_no_idle_sessio
     await guest_of(daemon).got(Kind.EXECUTE)
     guest_of(daemon).end("e")
     await before.execution("e").wait()
-    monkeypatch.setattr(Registry, "_try", lambda *_: False)
+    forbid_changes(daemon.directory / "registry.db")
 
-    def full(self: Segments, *_: object) -> None:
-        self._give_up(OSError("No space left on device"))
+    def full(*_: object) -> None:
+        raise AssertionError("a record was written, which costs the journal on a full disk")
 
     monkeypatch.setattr(Segments, "append", full)
     for _ in range(3):
@@ -137,7 +138,8 @@ async def test_a_session_that_rests_ends_in_time_and_is_not_woken_for_it(start: 
     session = await daemon.create(idle_time_s=0.01)
     await rest(daemon, session)
     assert await eventually_async(lambda: session.expired)
-    await asyncio.gather(*daemon.manager._end_overdue())
+    await daemon.manager.sweeper.sweep()
+    assert await eventually_async(lambda: daemon.backend.made[-1].destroyed)
     assert (daemon.backend.made[-1].destroyed, daemon.backend.made[-1].wakes) == (1, 0)
 
 
@@ -227,7 +229,7 @@ async def test_numbers_that_were_let_go_and_not_written_down_are_not_asked_for(s
 async def test_what_killed_the_interpreter_is_found_out_by_the_next_daemon(start: Any) -> None:
     first = await start()
     session = await first.create()
-    session._sandbox.oom_kills = asyncio.Event().wait
+    first.backend.made[0].oom_kills = asyncio.Event().wait
     await execute(session)
     guest_of(first).end("e", outcome="crashed", variables="reset", generation=2, oom_suspect=True)
     assert await eventually_async(lambda: session.executions.journal.state.undecided)
@@ -316,7 +318,7 @@ async def test_a_guest_of_another_version_is_not_asked(start: Any, monkeypatch: 
 async def test_a_journal_that_could_not_be_written_is_a_reason(start: Any, tmp_path: Path) -> None:
     first = await start()
     session = await first.create()
-    session.executions.journal._segments._give_up(OSError("No space left on device"))
+    fill_disk(tmp_path / "journals")
     execution = await execute(session)
     guest_of(first).end("e")
     assert (await outcome_of(execution))[1].outcome is Outcome.SUCCEEDED

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from executor_server.backends.channel import GuestChannel
 from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import (
     ExecutorError,
@@ -56,9 +57,10 @@ SHIPPED = ToolSpec("a", "", (), is_final_answer=False, shipped=ShippedTool(ToolS
 class Bench:
     """A session and its scripted guest."""
 
-    def __init__(self, session: Session, sandbox: FakeSandbox) -> None:
+    def __init__(self, session: Session, sandbox: FakeSandbox, channel: GuestChannel) -> None:
         self.session = session
         self.sandbox = sandbox
+        self.channel = channel
         self.guest: FakeGuest = sandbox.guest
 
     async def execute(self, execution_id: str = "e", code: str = "1") -> Execution:
@@ -66,7 +68,7 @@ class Bench:
 
     @property
     def heard_s(self) -> float:
-        return self.session._channel.last_heard_s
+        return self.channel.last_heard_s
 
     async def lost(self) -> bool:
         return bool(await eventually_async(lambda: self.session.state == "lost"))
@@ -397,7 +399,7 @@ async def test_a_full_journal_stops_the_guest_also_over_a_broken_channel(make: A
     for number in range(100):  # the daemon notices when it writes
         if len(bench.guest.connections) > 1:
             break
-        bench.session._channel.ping()
+        bench.channel.ping()
         await asyncio.sleep(0)
         assert number < 99
     await bench.guest.got(Kind.HELLO, 2)

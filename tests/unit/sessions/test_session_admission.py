@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from executor_server.core.config.state_dir import StateDir
 from executor_server.core.errors import (
     ExecutorError,
     NotFound,
@@ -25,7 +24,6 @@ from executor_server.core.model import FileRules, LimitWarning, Outcome, Princip
 from executor_server.guest.wire.frames import Frame, Kind
 from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions.journal.execution import ToolFailure
-from executor_server.sessions.journal.registry import Registry
 from tests.support.fake_backend import SPEC, FakeBackend
 from tests.support.fake_guest import FakeGuest
 from tests.support.fake_session import SessionDaemon, execute, result_of, successive_daemons
@@ -107,7 +105,7 @@ async def test_a_session_that_is_refused_or_fails_is_not_there_and_gives_back_it
 async def test_a_kept_sandbox_is_taken_without_a_turn(tmp_path: Path, daemon: Daemon) -> None:
     from executor_server.policy.decide import WarmSandboxes
 
-    pool = daemon.manager._factory._pool
+    pool = daemon.pool
     pool.keep_ready([WarmSandboxes(SPEC, 1)])
     assert await is_full(pool)
     await daemon.create()
@@ -336,8 +334,6 @@ async def test_what_is_recovered_is_told_of_before_anything_that_happens_to_it(s
     await first.guest.got(Kind.EXECUTE)
     await first.kill()
     first.guest.end("e")  # while no daemon is there
-    first.manager._sessions.clear()
-    first.registry = Registry(StateDir(first.backend._directory))
     second = await start()
     await second.manager.get(OWNER, session.session_id).execution("e").wait()
     assert await eventually_async(lambda: len(second.witness.notified) == 3)

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import pytest
 
-from executor_server.sessions import sweeping
 from executor_server.sessions.journal import SessionUse
 from executor_server.sessions.sweeping import Sweeper, UseNotes
 from tests.support.polling import eventually_async
@@ -64,7 +63,7 @@ class Swept:
         self.set_up = [FakeSession("new")]
         self.ended: list[list[str]] = []
         self.registry = FakeRegistry()
-        self.notes = UseNotes(cast("Any", self.registry))
+        self.notes = UseNotes(cast("Any", self.registry), interval_s=-1.0)
         self.sweeper = Sweeper(0.0, cast("Any", self.sessions), cast("Any", self.set_up), self.notes, self._end)
 
     def _end(self, expired: Sequence[Any]) -> None:
@@ -72,14 +71,14 @@ class Swept:
 
 
 async def test_a_call_waits_for_a_few_sessions_and_not_for_all() -> None:
-    swept = Swept(100)
+    swept = Swept(1000)
     looks: list[int] = []
     sweeping_all = asyncio.create_task(swept.sweeper.sweep())
     while not sweeping_all.done():
         looks.append(sum(session.looks for session in swept.all))
         await asyncio.sleep(0)
-    assert max(after - before for before, after in pairwise(looks)) <= sweeping._AT_ONCE
-    assert [session.looks for session in (*swept.all, *swept.set_up)] == [1] * 101
+    assert max(after - before for before, after in pairwise(looks)) <= 20
+    assert [session.looks for session in (*swept.all, *swept.set_up)] == [1] * 1001
 
 
 async def test_nothing_is_done_for_a_session_at_rest() -> None:
@@ -91,18 +90,18 @@ async def test_nothing_is_done_for_a_session_at_rest() -> None:
 
 
 async def test_looks_are_spread_over_the_round() -> None:
-    swept = Swept(sweeping._AT_ONCE)
+    swept = Swept(16)
     began_s = time.monotonic()
     sweeping_all = asyncio.create_task(swept.sweeper.sweep(spread_s=0.16))
     await asyncio.sleep(0)
     assert sum(session.looks for session in swept.all) == 1
     await sweeping_all
     assert time.monotonic() - began_s >= 0.15
-    assert [session.looks for session in swept.all] == [1] * sweeping._AT_ONCE
+    assert [session.looks for session in swept.all] == [1] * 16
 
 
 async def test_what_changes_while_others_are_looked_at_counts() -> None:
-    swept = Swept(sweeping._AT_ONCE * 3)
+    swept = Swept(48)
     first, last, used, over = swept.all[0], swept.all[-1], swept.all[1], swept.all[2]
     first.expired = used.expired = over.expired = True
     round_of_all = asyncio.create_task(swept.sweeper.sweep())
@@ -124,8 +123,7 @@ async def test_a_round_that_breaks_is_not_the_last(monkeypatch: pytest.MonkeyPat
         await swept.sweeper.close()
 
 
-def test_only_uses_that_have_changed_are_written_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweeping, "_NOTE_USE_INTERVAL_S", -1.0)
+def test_only_uses_that_have_changed_are_written_again() -> None:
     swept = Swept(3)
     everything: Any = swept.all
     first, second, third = swept.all

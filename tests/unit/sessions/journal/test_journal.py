@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -37,6 +36,7 @@ from executor_server.sessions.journal.journal import Journal, JournalLimits
 from executor_server.sessions.journal.records import SegmentError, added_checksum, first_checksum
 from executor_server.sessions.journal.segments import RecordKind, Segments
 from tests.support.fake_guest import USAGE
+from tests.support.full_disk import fill_disk
 from tests.support.rounds import rounds
 
 LIMITS = ExecutionLimits(1.5, 2.0, 1000, 1000)
@@ -112,6 +112,13 @@ class Bench:
         head = {"id": name, "outcome": "succeeded", "variables": "kept", "generation": 1, "final": "", "error": 0}
         self.say(Kind.RESULT, {**head, **USAGE, **more})
 
+    def begin_segment(self) -> None:
+        """Begins a segment although the last one is not full."""
+        state = self.journal.state
+        state.end_segment()
+        self.segments.begin_segment(state.snapshot(), without=state.unneeded_segments())
+        state.begin_segment(self.segments.segment)
+
     @property
     def files(self) -> Files:
         return {path.name: path.read_bytes() for path in self.directory.iterdir()}
@@ -140,7 +147,9 @@ def replayed(files: Files, directory: Path, **limits: Any) -> Iterator[Bench]:
 
 
 def held_events(execution: Execution) -> list[Event]:
-    return list(execution._journal)
+    held: list[Event] = []
+    execution.report_to(lambda _name, event, _size_bytes: held.append(event))
+    return list(held)
 
 
 async def read(execution: Execution, after: int = 0) -> list[Event]:
@@ -398,7 +407,7 @@ async def test_killed_in_the_middle_of_a_cut_the_next_daemon_tells_of_it_too(tmp
         bench.log("e", "x" * 500)
     execution.cancel()
     bench.log("e", "y" * 500)
-    bench.journal._begin_segment()
+    bench.begin_segment()
     bench.log("e", "z" * 500)
     with replayed(bench.files, tmp_path / "next", journal_bytes=3000) as after:
         again = after.journal.state.executions.get("e")
@@ -487,7 +496,9 @@ class Drama:
             self.open.append((name, f"c{execution.last_number - 1}"))
         elif what < 0.75 and self.open:
             name, call_id = self.open.pop()
-            if (called := self.bench.journal.state.running.get(name)) is not None and call_id in called._open_calls:
+            if (called := self.bench.journal.state.running.get(name)) is not None and call_id in called.snapshot()[
+                "open"
+            ]:
                 called.submit_tool_result(call_id, self.chance.randbytes(self.chance.randrange(300)))
         elif what < 0.82:
             await self._read_some(execution)
@@ -525,6 +536,7 @@ class Drama:
 def known(bench: Bench) -> dict[str, Any]:
     """Returns all that another daemon must know."""
     journal = bench.journal
+    snapshots = {name: each.snapshot() for name, each in journal.state.executions.items()}
     return {
         "running": list(journal.state.running),
         "generation": journal.state.generation,
@@ -533,9 +545,11 @@ def known(bench: Bench) -> dict[str, Any]:
         "undecided": list(journal.state.undecided),
         "executions": {
             name: (
-                *(each.fingerprint, each.policy_fingerprint, each.stopped, each._cancelled, each.discarded_bytes > 0),
+                *(snapshots[name][fact] for fact in ("fingerprint", "policy", "stopped", "cancelled")),
+                each.discarded_bytes > 0,
                 each.network,
-                *(each.last_number, each.done, dict(each._open_calls), held_events(each)),
+                *(each.last_number, each.done, sorted(snapshots[name]["open"]), snapshots[name]["answered"]),
+                held_events(each),
             )
             for name, each in journal.state.executions.items()
         },
@@ -575,14 +589,15 @@ async def test_every_prefix_of_the_segments_is_a_moment_that_was(
     drama = Drama(bench, seed)
     before, most = known(bench), 0
     for _ in range(150):
-        position, head = (bench.segments.segment, bench.segments._size_bytes), bench.files["head"]
+        current, head = bench.segments.segment, bench.files["head"]
+        written_bytes = len(bench.files[str(current)])
         await drama.step()
         now, files = known(bench), bench.files
         with replayed(files, tmp_path / "next", **limits) as after:
             assert_knows(after, now)
         last = str(bench.segments.segment)
-        if drama.wrote_one and bench.segments.segment == position[0] and len(files[last]) > position[1]:
-            cut = drama.chance.randrange(position[1], len(files[last]))
+        if drama.wrote_one and bench.segments.segment == current and len(files[last]) > written_bytes:
+            cut = drama.chance.randrange(written_bytes, len(files[last]))
             with replayed({**files, "head": head, last: files[last][:cut]}, tmp_path / "next", **limits) as after:
                 assert_knows(after, before)
         if drama.chance.random() < 0.1:
@@ -631,9 +646,7 @@ async def test_segments_before_a_gap_are_not_needed(tmp_path: Path, monkeypatch:
 
 
 def test_a_journal_that_cannot_be_written_is_removed_and_the_executions_go_on(bench: Bench, tmp_path: Path) -> None:
-    full_fd = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full_fd, bench.segments._fd)
-    os.close(full_fd)
+    fill_disk(bench.directory)
     execution = bench.execute("e")
     assert bench.segments.broken
     bench.log("e", "x")
@@ -680,7 +693,7 @@ async def test_a_snapshot_that_was_torn_is_as_if_it_had_not_begun(bench: Bench, 
     execution = bench.execute("e")
     bench.log("e", "x")
     head = bench.files["head"]
-    bench.journal._begin_segment()
+    bench.begin_segment()
     files = bench.files
     for cut in (0, 3, len(files["2"]) - 1):
         with replayed({**files, "head": head, "2": files["2"][:cut]}, tmp_path / "next") as after:

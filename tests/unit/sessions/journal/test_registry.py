@@ -6,11 +6,13 @@ import shutil
 import sqlite3
 import stat
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from executor_server.core import keep_checksums
 from executor_server.core.config.state_dir import StateDir, StateDirError
 from executor_server.core.model import (
     AuditRules,
@@ -25,6 +27,7 @@ from executor_server.core.model import (
 )
 from executor_server.core.network import NetworkRules, NetworkSecret, NetworkUsage
 from executor_server.sessions.journal.registry import Registry, RegistryError, SessionRecord, SessionUse
+from tests.support.full_disk import allow_changes, forbid_changes
 from tests.support.rounds import rounds
 
 SPEC = SessionSpec(
@@ -55,6 +58,14 @@ def registry(tmp_path: Path) -> Iterator[Registry]:
     registry.close()
 
 
+def change(directory: Path, statement: str, *values: object) -> None:
+    """Changes the sessions of the file as a daemon does, so that their checksums fit."""
+    with closing(sqlite3.connect(directory / "registry.db", isolation_level=None)) as database:
+        columns = [column[1] for column in database.execute("PRAGMA table_info(sessions)")]
+        keep_checksums(database, "sessions", columns[:-1], columns[:1])
+        database.execute(statement, values)
+
+
 def reopened(registry: Registry, directory: Path) -> list[SessionRecord]:
     """Opens it as the next daemon does, after a kill that closed nothing."""
     after = Registry(StateDir(directory))
@@ -72,7 +83,7 @@ def test_what_was_written_is_read_back_as_it_was(registry: Registry, tmp_path: P
 
 def test_a_session_of_before_backends_had_an_order_is_read_as_one_without(registry: Registry, tmp_path: Path) -> None:
     registry.add(RECORD)
-    registry._database.execute("UPDATE sessions SET spec = json_remove(spec, '$.sandbox.backends')")
+    change(tmp_path, "UPDATE sessions SET spec = json_remove(spec, '$.sandbox.backends')")
     (found,) = reopened(registry, tmp_path)
     assert found.spec == replace(SPEC, sandbox=replace(SPEC.sandbox, backends=()))
 
@@ -114,19 +125,16 @@ def test_a_journal_that_a_killed_daemon_had_no_time_to_remove_is_removed_by_the_
 
 
 def test_what_can_not_be_written_is_said_at_creation_and_made_up_for_at_the_end(
-    registry: Registry, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    registry: Registry, tmp_path: Path
 ) -> None:
     registry.add(RECORD)
-    lock = sqlite3.connect(tmp_path / "registry.db", isolation_level=None)
-    registry._database.execute("PRAGMA busy_timeout = 0")
-    lock.execute("BEGIN IMMEDIATE")
+    forbid_changes(tmp_path / "registry.db")
     with pytest.raises(RegistryError):
         registry.add(replace(RECORD, session_id="s2"))
     registry.note_connections("s1", 7)
     registry.forget("s1")
     assert [record.session_id for record in registry.load()] == ["s1"]
-    lock.execute("COMMIT")
-    lock.close()
+    allow_changes(tmp_path / "registry.db")
     registry.note_use([])
     assert registry.load() == []
 
@@ -216,7 +224,7 @@ def test_a_row_that_was_changed_past_us_is_not_changed_by_us(registry: Registry,
 @pytest.mark.parametrize("version", [1, 99])
 def test_another_version_that_names_sessions_stops_the_start(registry: Registry, tmp_path: Path, version: int) -> None:
     registry.add(RECORD)
-    registry._database.execute(f"PRAGMA user_version = {version}")
+    change(tmp_path, f"PRAGMA user_version = {version}")
     with pytest.raises(StateDirError, match=rf"version {version} and names sessions.*reads version \d"):
         Registry(StateDir(tmp_path))
 
@@ -226,9 +234,9 @@ def test_an_empty_registry_of_another_version_is_replaced(registry: Registry, tm
     """A daemon that was stopped with SIGTERM, which the advice asks for, leaves it."""
     registry.add(RECORD)
     registry.forget("s1")
-    registry._database.execute(f"PRAGMA user_version = {version}")
-    registry._database.execute("ALTER TABLE sessions ADD COLUMN later TEXT")
     registry.close()
+    change(tmp_path, f"PRAGMA user_version = {version}")
+    change(tmp_path, "ALTER TABLE sessions ADD COLUMN later TEXT")
     after = Registry(StateDir(tmp_path))
     after.add(RECORD)
     assert reopened(after, tmp_path) == [RECORD]
@@ -237,8 +245,8 @@ def test_an_empty_registry_of_another_version_is_replaced(registry: Registry, tm
 
 def test_a_row_with_a_field_of_another_version_is_not_said_to_be_damaged(registry: Registry, tmp_path: Path) -> None:
     registry.add(RECORD)
-    registry._database.execute("UPDATE sessions SET spec = json_insert(spec, '$.later', true)")
     registry.close()
+    change(tmp_path, "UPDATE sessions SET spec = json_insert(spec, '$.later', true)")
     (tmp_path / "journals" / "s1").mkdir()
     after = Registry(StateDir(tmp_path))
     assert after.load() == []
@@ -261,10 +269,9 @@ def test_a_row_that_is_not_ours_is_not_believed_and_others_are(
 ) -> None:
     registry.add(RECORD)
     if value == "REPLACED":
-        statement = "UPDATE sessions SET spec = replace(spec, '\"image\"', '\"imago\"')"
-        registry._database.execute(statement)
+        change(tmp_path, "UPDATE sessions SET spec = replace(spec, '\"image\"', '\"imago\"')")
     else:
-        registry._database.execute(f"UPDATE sessions SET {column} = ?", (value,))
+        change(tmp_path, f"UPDATE sessions SET {column} = ?", value)
     other = replace(RECORD, session_id="s2")
     registry.add(other)
     assert registry.load() == [other]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +10,7 @@ import pytest
 from executor_server.guest.wire.frames import CHUNK_BYTES, MAX_BODY_BYTES, Frame, Kind, encode_frame, encode_prefix
 from executor_server.sessions.journal.records import SegmentError, snapshot_body
 from executor_server.sessions.journal.segments import SEGMENT_BYTES, RecordKind, Segments
+from tests.support.full_disk import fill_disk
 
 RECORD = encode_frame(Kind.LOG, {"id": "e"}, b"text", seq=1)
 
@@ -63,9 +63,7 @@ def test_a_segment_is_full_past_its_size(segments: Segments) -> None:
     ],
 )
 def test_a_full_disk_ends_it_and_removes_it(segments: Segments, tmp_path: Path, write: object) -> None:
-    full_fd = os.open("/dev/full", os.O_WRONLY)
-    os.dup2(full_fd, segments._fd)
-    os.close(full_fd)
+    fill_disk(tmp_path / "segments")
     write(segments)  # type: ignore[operator]
     assert segments.broken
     assert not (tmp_path / "segments").exists()

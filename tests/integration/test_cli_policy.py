@@ -243,6 +243,8 @@ def test_the_request_can_come_from_a_file_or_from_stdin(file: Path, tmp_path: Pa
         ("[" * 100_000, "is not JSON"),
         ("[]", "must be a JSON object"),
         ('{"imagse": 1}', "imagse: no such key; available: image, backend"),
+        ('{"limits": {"wall_time": 1}}', "limits.wall_time: no such key; available: wall_time_s, cpu_time_s"),
+        ('{"execution": [1]}', "execution: must be a table (it is an array of 1)"),
         ('{"put_file": {"size_bytes": -1}}', "put_file.size_bytes: must be greater than or equal to 0 (it is -1)"),
         ('{"language": ["evil"]}', "language.0: must be one of dunder_access"),
         ("@/no/such/file", "can't be read: No such file"),

@@ -6,7 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Collection, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, TypeVar, get_args, get_origin
 
@@ -24,9 +24,11 @@ _IN_TOML = {
     "missing": "is missing",
     "model_type": "must be a table",
     "dict_type": "must be a table",
+    "dataclass_type": "must be a table",
     "tuple_type": "must be an array",
     "too_short": "must have an entry",
 }
+_NO_SUCH_KEY = ("extra_forbidden", "unexpected_keyword_argument")  # of a model, of a dataclass
 _MAX_ROUNDS = 5
 _MAX_SHOWN_CHARS = 100
 _MAX_SHOWN_NAMES = 20
@@ -129,8 +131,8 @@ def some_of(names: Collection[str]) -> str:
 
 def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
     path = details["loc"]
-    if details["type"] == "extra_forbidden":
-        return Problem(path, f"no such key; available: {', '.join(_model_at(model, path[:-1]).model_fields)}")
+    if details["type"] in _NO_SUCH_KEY:
+        return Problem(path, f"no such key; available: {', '.join(_keys_at(model, path[:-1]))}")
     if path and path[-1] == "[key]":  # pydantic's mark of a problem with an entry's name
         path = path[:-1]
     message = _IN_TOML.get(details["type"]) or details["msg"].removeprefix("Value error, ").replace(
@@ -177,21 +179,26 @@ def _copied(value: Any) -> Any:
     return {key: _copied(each) for key, each in value.items()} if isinstance(value, Mapping) else value
 
 
-def _model_at(annotation: Any, path: KeyPath) -> type[BaseModel]:
-    """Returns the model of the table at a path below this type."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return _model_at(annotation.model_fields[str(path[0])].annotation, path[1:]) if path else annotation
+def _keys_at(annotation: Any, path: KeyPath) -> list[str]:
+    """Returns the keys of the table at a path below this type. A dataclass has no tables below it."""
+    if is_dataclass(annotation):
+        return [each.name for each in fields(annotation)]
+    if _is_model(annotation):
+        models = annotation.model_fields
+        return _keys_at(models[str(path[0])].annotation, path[1:]) if path else list(models)
     arguments = get_args(annotation)
     if get_origin(annotation) in (dict, tuple):  # the part is the key, or the number, of an entry
         entry = arguments[1] if get_origin(annotation) is dict else arguments[0]
-        return _model_at(entry, path[1:])
-    return _model_at(next(each for each in arguments if _holds_model(each)), path)  # Annotated, or something or None
+        return _keys_at(entry, path[1:])
+    return _keys_at(next(each for each in arguments if _holds_table(each)), path)  # Annotated, or something or None
 
 
-def _holds_model(annotation: Any) -> bool:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return True
-    return any(_holds_model(each) for each in get_args(annotation))
+def _is_model(annotation: Any) -> bool:
+    return isinstance(annotation, type) and issubclass(annotation, BaseModel)
+
+
+def _holds_table(annotation: Any) -> bool:
+    return _is_model(annotation) or is_dataclass(annotation) or any(map(_holds_table, get_args(annotation)))
 
 
 def _shown(value: object) -> str:

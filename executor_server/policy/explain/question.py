@@ -55,23 +55,6 @@ LanguageRule = Annotated[str, AfterValidator(Form(f"one of {', '.join(LANGUAGE_R
 MAX_NAMES = 1024
 
 
-class LimitsAsked(Section):
-    """Limits, of a session or of an execution."""
-
-    wall_time_s: Number | None = None
-    cpu_time_s: Number | None = None
-    operations: int | None = None
-    memory_bytes: int | None = None
-    processes: int | None = None
-    output_bytes: int | None = None
-    disk_bytes: int | None = None
-    idle_time_s: Number | None = None
-    session_time_s: Number | None = None
-    session_operations: int | None = None
-    owner_grace_s: Number | None = None
-    max_files: int | None = None
-
-
 class TransferAsked(Section):
     """A file that is put or got."""
 
@@ -99,12 +82,12 @@ class Question(Section):
     image: str = ""
     backend: str = ""
     authorized_imports: tuple[str, ...] = ()
-    limits: LimitsAsked = LimitsAsked()
+    limits: RequestedLimits = RequestedLimits()
     network: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
     labels: dict[str, str] = Field(default_factory=dict)
     prelude: str = ""
-    execution: LimitsAsked = LimitsAsked()
+    execution: RequestedLimits = RequestedLimits()
     """Limits asked for one execution."""
     tools: Annotated[tuple[ToolName, ...], Field(max_length=MAX_NAMES)] = ()
     """Names of tools that are registered, and answered by the client."""
@@ -166,7 +149,7 @@ def _session(question: Question) -> RequestedSession:
         network=question.network,
         packages=question.packages,
         authorized_imports=question.authorized_imports,
-        limits=_limits(question.limits),
+        limits=question.limits,
         labels=question.labels,
         prelude=question.prelude,
     )
@@ -177,12 +160,8 @@ def _tools(question: Question) -> list[ToolSpec]:
     return [ToolSpec(name, "", (), is_final_answer=False, shipped=at) for names, at in places for name in names]
 
 
-def _limits(asked: LimitsAsked) -> RequestedLimits:
-    return RequestedLimits(**asked.model_dump())
-
-
 def _in_session(spec: SessionSpec, quotas: QuotasTable, question: Question) -> Iterator[ExecutorError]:
-    yield from _refused(execution_limits, spec, _limits(question.execution))
+    yield from _refused(execution_limits, spec, question.execution)
     yield from _refused(check_tools, spec, _tools(question))
     for transfer, check in ((question.put_file, check_file_put), (question.get_file, check_file_get)):
         if transfer is not None:

@@ -40,6 +40,7 @@ from executor_server.core.errors import (
 from executor_server.core.import_patterns import PATTERN_FORM, covered_by_both, is_covered, is_denied, is_pattern
 from executor_server.core.model import (
     DEFAULT_MAX_FILES,
+    SANDBOX_LIMIT_NAMES,
     AuditRules,
     BlobChunk,
     BlobRef,

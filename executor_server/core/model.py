@@ -8,7 +8,7 @@ from __future__ import annotations
 import enum
 import hashlib
 from collections.abc import Mapping
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, field, fields, replace
 from functools import lru_cache
 from typing import Literal
 
@@ -133,6 +133,10 @@ class SandboxSpec:
         """A short digest of everything that a sandbox is made of; the same in every daemon of this version."""
         # The other backends that might have made it leave no trace in the sandbox.
         return _fingerprint(replace(self, backends=()))
+
+
+SANDBOX_LIMIT_NAMES = tuple(each.name for each in fields(Limits) if each.name in SandboxSpec.__dataclass_fields__)
+"""The limits that are fixed when a sandbox is made."""
 
 
 @lru_cache(maxsize=_FINGERPRINTS_KNOWN)

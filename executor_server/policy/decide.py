@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from executor_server.core import (
+    SANDBOX_LIMIT_NAMES,
     ExecutorError,
     PolicyRef,
     PolicyViolation,
@@ -290,7 +291,7 @@ class Policy:
             if name not in self._file.profiles:
                 problems.append(f"pool.warm.{index}.profile: no profile {name!r}")
                 continue
-            limits = entry.model_dump(include={"memory_bytes", "processes", "disk_bytes", "max_files"})
+            limits = entry.model_dump(include=set(SANDBOX_LIMIT_NAMES))
             request = RequestedSession(
                 image=entry.image, limits=RequestedLimits(**limits), packages=tuple(entry.packages)
             )
@@ -379,15 +380,12 @@ class Policy:
         return SessionSpec(
             sandbox=SandboxSpec(
                 image=self._choice.image_for(profile, request),
-                memory_bytes=limits.memory_bytes,
-                processes=limits.processes,
-                disk_bytes=limits.disk_bytes,
+                **{each: getattr(limits, each) for each in SANDBOX_LIMIT_NAMES},
                 orphan_time_s=self._orphan_time_s,
                 cpus=profile.limits.cpus,
                 may_pull=profile.sandbox.pull_images,
                 policy=self.fingerprint,
                 backends=able_to_serve(network, backends),
-                max_files=limits.max_files,
                 egress=network.any,
                 packages=packages_spec(profile.packages, asked),
                 fork_server=_fork_server(profile, tenant),

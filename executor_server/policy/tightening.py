@@ -12,6 +12,7 @@ from typing import TypeVar
 
 from executor_server.core import (
     LANGUAGE_RULES,
+    SANDBOX_LIMIT_NAMES,
     ExecutionLimits,
     Limits,
     SandboxSpec,
@@ -34,8 +35,6 @@ from executor_server.policy.packages import why_packages_must_go
 from executor_server.policy.profile import Profile
 from executor_server.policy.violations import number
 
-_SANDBOX_LIMIT_NAMES = ("memory_bytes", "processes", "disk_bytes", "max_files")
-
 AnyLimits = TypeVar("AnyLimits", Limits, ExecutionLimits)
 
 
@@ -47,7 +46,7 @@ def why_sandbox_must_go(
         return f"the policy does not allow the {backend} backend any more"
     if sandbox.image not in choice.images_of(profile, backend):
         return f"the policy does not allow the image {sandbox.image} any more"
-    for name in _SANDBOX_LIMIT_NAMES:
+    for name in SANDBOX_LIMIT_NAMES:
         has, ceiling = getattr(sandbox, name), getattr(profile.limits.max, name)
         if has > ceiling:
             return f"its sandbox has {name} {number(has)}, and the policy now allows at most {number(ceiling)}"

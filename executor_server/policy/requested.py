@@ -12,15 +12,8 @@ from dataclasses import dataclass, field, fields
 
 from executor_server.core import PATTERN_FORM, InvalidRequest, Reason, is_pattern
 from executor_server.guest.egress.host_names import BadName
-from executor_server.policy.forms import (
-    MIN_DISK_BYTES,
-    MIN_FILES,
-    MIN_MEMORY_BYTES,
-    MIN_OUTPUT_BYTES,
-    MIN_PROCESSES,
-    MIN_TIME_S,
-)
 from executor_server.policy.hosts import pattern_of
+from executor_server.policy.limits_table import LimitValues
 from executor_server.policy.requirement import (
     MAX_MARKERS,
     REQUIREMENT_FORM,
@@ -78,18 +71,12 @@ class RequestedSession:
     env_names: tuple[str, ...] = ()  # names of environment variables
 
 
-# A smaller number can only be a mistake: with it, nothing could run.
+# As in the policy file. A smaller number can only be a mistake: with it, nothing could run.
 _MINIMA: Mapping[str, float] = {
-    "wall_time_s": MIN_TIME_S,
-    "cpu_time_s": MIN_TIME_S,
-    "idle_time_s": MIN_TIME_S,
-    "session_time_s": MIN_TIME_S,
-    "owner_grace_s": MIN_TIME_S,
-    "output_bytes": MIN_OUTPUT_BYTES,
-    "memory_bytes": MIN_MEMORY_BYTES,
-    "processes": MIN_PROCESSES,
-    "disk_bytes": MIN_DISK_BYTES,
-    "max_files": MIN_FILES,
+    name: bound.ge
+    for name, limit in LimitValues.model_fields.items()
+    for bound in limit.metadata
+    if hasattr(bound, "ge")
 }
 
 

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -153,6 +154,24 @@ class Changes:
         return self.count
 
 
+async def again(work: Callable[[], Awaitable[None]], failed: Callable[[DaemonError], float]) -> None:
+    """Repeats work that the daemon refused or did not answer, until it ends by itself.
+
+    The waits grow while it fails at once. `failed` gets each error, and returns the seconds to wait at least.
+    """
+    wait_s = RETRY_S
+    while True:
+        began = time.monotonic()
+        try:
+            return await work()
+        except DaemonError as error:
+            least_s = failed(error)
+        if time.monotonic() - began > RETRY_MAX_S:
+            wait_s = RETRY_S
+        await asyncio.sleep(max(least_s, wait_s))
+        wait_s = min(2 * wait_s, RETRY_MAX_S)
+
+
 @dataclass(frozen=True)
 class Sample:
     """The daemon's status at a time (seconds since the epoch)."""
@@ -219,7 +238,7 @@ class Daemon:
         watches: dict[str, Callable[[], Awaitable[None]]] = {"sessions": self._watch_sessions, "status": self._sample}
         if self._approves:
             watches["approvals"] = self._attended_approvals
-        self._tasks = [asyncio.create_task(self._again(name, watch)) for name, watch in watches.items()]
+        self._tasks = [asyncio.create_task(self._keep(name, watch)) for name, watch in watches.items()]
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -242,28 +261,18 @@ class Daemon:
         response = await asyncio.shield(self._usage[1])
         return cast("Sequence[admin_pb.TenantUsage]", response.tenants)
 
-    async def _again(self, name: str, watch: Callable[[], Awaitable[None]]) -> None:
-        """Runs a watch again and again, with growing waits while it fails at once."""
-        wait_s = RETRY_S
+    async def _keep(self, name: str, watch: Callable[[], Awaitable[None]]) -> None:
+        """Runs a watch again and again."""
         while True:
-            began = time.monotonic()
             try:
-                await watch()
-                continue
-            except DaemonError as error:
-                if name not in self.errors and not error.is_away:
-                    _log.warning("watch_failed", watch=name, status=error.status, reason=error.reason)
-                self._failed(name, error)
-                refused = error.status == "PERMISSION_DENIED"
+                await again(watch, partial(self._failed, name))
             except Exception:  # noqa: BLE001 - the owner of the watch: it goes on
                 _log.exception("watch_failed", watch=name)
-                refused = False
-            if time.monotonic() - began > RETRY_MAX_S:
-                wait_s = RETRY_S
-            await asyncio.sleep(REFUSED_RETRY_S if refused else wait_s)
-            wait_s = min(2 * wait_s, RETRY_MAX_S)
+                await asyncio.sleep(RETRY_MAX_S)
 
-    def _failed(self, name: str, error: DaemonError) -> None:
+    def _failed(self, name: str, error: DaemonError) -> float:
+        if name not in self.errors and not error.is_away:
+            _log.warning("watch_failed", watch=name, status=error.status, reason=error.reason)
         if name == "sessions" and name not in self.errors:
             self.sessions_changes.notify()
         self.errors[name] = error
@@ -273,6 +282,7 @@ class Daemon:
             _log.warning("daemon_does_not_answer", address=self._address, detail=detail)
             self.away_since = time.time()
             self.away_changes.notify()
+        return REFUSED_RETRY_S if error.status == "PERMISSION_DENIED" else 0.0
 
     def _works(self, name: str) -> None:
         self.errors.pop(name, None)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import OrderedDict
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -22,7 +22,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client._core.terminal import last_states
 from executor_client.replays.timeline import FrameKind, Timeline, enum_text
 from executor_server.console import formats, panel
-from executor_server.console.daemon import Changes, Daemon, DaemonError
+from executor_server.console.daemon import Changes, Daemon, DaemonError, again
 from executor_server.console.feed import STEPS_MAX, Feed, Part, Step
 from executor_server.console.highlight import highlight
 from executor_server.console.panel import Templates
@@ -37,8 +37,8 @@ REFRESH_S = 15.0
 """Seconds between two looks at the processes, ports and connections of a session: at least and at most."""
 LAST_STEPS_S = 2.0
 """Seconds for the last steps of a session that has ended to arrive."""
-RETRY_S = 1.0
 REFUSED_RETRY_S = 30.0
+"""Seconds until a call that the daemon refused is tried again."""
 TEXT_CHARS_MAX = 8_000
 """Characters of output in one part. What was printed before is in the parts before."""
 VALUE_BYTES_MAX = 256 * 1024
@@ -373,8 +373,9 @@ class Watch:
     async def _run(self) -> None:
         try:
             async with asyncio.TaskGroup() as tasks:
-                following = tasks.create_task(self._again(self._follow))
-                others = [tasks.create_task(each) for each in (self._again(self._inspect), self._heed_approvals())]
+                following = tasks.create_task(again(self._follow, self._failed))
+                inspecting = again(self._inspect, self._failed)
+                others = [tasks.create_task(each) for each in (inspecting, self._heed_approvals())]
                 await self._heed_changes()
                 if self.has_ended and self.caught_up.is_set():
                     await asyncio.wait([following], timeout=LAST_STEPS_S)
@@ -389,18 +390,12 @@ class Watch:
             self.caught_up.set()
             self.changes.notify()
 
-    async def _again(self, work: Callable[[], Awaitable[None]]) -> None:
-        """Repeats work that the daemon refused or did not answer, until it ends by itself."""
-        while True:
-            try:
-                await work()
-                return
-            except DaemonError as error:
-                is_refused = not error.is_away and error.status != "NOT_FOUND"  # of that the table will tell
-                if is_refused:
-                    self._note(error.message)
-                    self.caught_up.set()
-                await asyncio.sleep(REFUSED_RETRY_S if is_refused else RETRY_S)
+    def _failed(self, error: DaemonError) -> float:
+        if error.is_away or error.status == "NOT_FOUND":  # of that the table will tell
+            return 0.0
+        self._note(error.message)
+        self.caught_up.set()
+        return REFUSED_RETRY_S
 
     def _note(self, text: str) -> None:
         self.feed.replace(self.feed.note, self._templates("session_note.html", text=text) if text else "")

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
 
-from executor_api.recordings import payload_of
 from executor_api.v1 import admin_service_pb2 as admin_pb
-from executor_api.v1 import types_pb2 as pb
 from executor_client.replays.page import Page
-from executor_client.replays.timeline import Frame, FrameKind, Timeline, enum_text, moment_text
+from executor_client.replays.timeline import Frame, FrameKind, moment_text
+from executor_client.results import Image
 from executor_server.console import formats
 from executor_server.console.daemon import Daemon, DaemonError
-from executor_server.console.following import VALUE_BYTES_MAX, Blobs, NotShown
 from executor_server.console.pictures import PIXELS_MAX
+from executor_server.console.step_frames import StepFrames
 from executor_server.console.text import clean
 
 EXPORTS_MAX = 2
@@ -69,90 +68,40 @@ class Export:
     async def _frames(self) -> AsyncGenerator[Frame, None]:
         """Yields the frames of what is kept by now."""
         request = admin_pb.FollowSessionRequest(session_id=self._view.owned.session.session_id)
-        step: _Step | None = None
-        number = 0
+        step: StepFrames | None = None
+        number, at_s, has_ended = 0, 0.0, True
+
+        def frame(kind: FrameKind, text: str, image: Image | None = None) -> Frame:
+            return Frame(at_s, number, kind, str(clean(text)), image)
+
         async with aclosing(self._daemon.admin.FollowSession(request)) as messages:
             async for message in messages:
                 for part in message.parts:
                     if part.HasField("execution"):
-                        number = number + 1 if number else part.execution.number
-                        step = _Step(number, self._begin_s)
+                        number, at_s, has_ended = (
+                            number + 1 if number else part.execution.number,
+                            self._at_s(part),
+                            False,
+                        )
+                        step = StepFrames(part, PIXELS_MAX)
+                        for shown in step.head():
+                            yield frame(*shown)
+                    if part.missed_events:
+                        yield frame(FrameKind.NOTE, f"{part.missed_events:,} events are no longer kept")
                     if step is not None:
-                        for frame in await asyncio.to_thread(step.frames, part):
-                            yield frame
+                        for _, shown in await asyncio.to_thread(step.events, part):
+                            yield frame(*shown)
+                            has_ended = shown[0] is FrameKind.END
                 if message.complete:
                     break
-        if step is not None and not step.has_ended:
-            yield step.note("it had not ended")
+        if not has_ended:
+            yield frame(FrameKind.NOTE, "it had not ended")
+
+    def _at_s(self, part: admin_pb.FollowExecutionResponse) -> float:
+        """Returns when an execution began; only the times of its begin and its end are known."""
+        start = part.execution.start_time
+        return max(0.0, start.ToMilliseconds() / 1000 - self._begin_s) if part.execution.HasField("start_time") else 0.0
 
 
 def _note(text: str) -> Frame:
     return Frame(0.0, 0, FrameKind.NOTE, text)
-
-
-class _Step:
-    """Turns the messages about one execution into frames. Only the times of its begin and its end are known."""
-
-    def __init__(self, number: int, begin_s: float) -> None:
-        self._number = number
-        self._begin_s = begin_s
-        self._at_s = 0.0
-        self._blobs = Blobs()
-        self._timeline = Timeline(self._blobs.take, PIXELS_MAX)
-        self._has_content = True
-        self.has_ended = False
-
-    def note(self, text: str) -> Frame:
-        return Frame(self._at_s, self._number, FrameKind.NOTE, text)
-
-    def frames(self, message: admin_pb.FollowExecutionResponse) -> Sequence[Frame]:
-        found: list[Frame] = []
-        if message.HasField("execution"):
-            found.append(self._head(message))
-        if message.missed_events:
-            found.append(self.note(f"{message.missed_events:,} events are no longer kept"))
-        for followed in message.events:
-            found += self._event(followed)
-        return found
-
-    def _head(self, message: admin_pb.FollowExecutionResponse) -> Frame:
-        view = message.execution
-        self._has_content = message.has_content
-        if view.HasField("start_time"):
-            self._at_s = max(0.0, view.start_time.ToMilliseconds() / 1000 - self._begin_s)
-        if not self._has_content:
-            return self.note("the profile does not show contents (audit.view)")
-        if not view.code:
-            return self.note("the code is no longer kept")
-        return Frame(self._at_s, self._number, FrameKind.CODE, str(clean(view.code)))
-
-    def _event(self, followed: admin_pb.FollowedEvent) -> Iterator[Frame]:
-        event, kind = followed.event, followed.event.WhichOneof("kind")
-        if kind == "blob_chunk":
-            self._blobs.add(event.blob_chunk)
-            return
-        if kind == "result":
-            self.has_ended = True
-            if not self._has_content:
-                yield self._end(event.result)
-                return
-        elif not self._has_content:
-            name = f" {event.tool_call.name}" if kind == "tool_call" else ""
-            yield self.note(f"{str(kind).replace('_', ' ')}{name}, {formats.size(followed.withheld_bytes)} not shown")
-            return
-        payload = payload_of(event)
-        size_bytes = 0 if payload is None else max(payload.blob.size_bytes, len(payload.inline))
-        try:
-            if kind != "image" and size_bytes > VALUE_BYTES_MAX:
-                raise NotShown(f"a value of {size_bytes:,} bytes is not shown")
-            for shown, text, image in self._timeline.event(
-                event, took_s=event.result.usage.wall_time_s, final="the answer of a tool"
-            ):
-                yield Frame(self._at_s, self._number, shown, str(clean(text)), image)
-        except NotShown as problem:
-            yield self.note(str(problem))
-            if kind == "result":
-                yield self._end(event.result)
-
-    def _end(self, result: pb.ExecutionResult) -> Frame:
-        return Frame(self._at_s, self._number, FrameKind.END, enum_text(pb.Outcome, result.outcome, "OUTCOME_"))

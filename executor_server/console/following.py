@@ -2,17 +2,17 @@
 
 A `Watch` follows the executions of its session, whose events it writes into the feed, and keeps the panel with the
 session's state up to date. It ends some time after its last viewer has left. What an execution sends is an attacker's:
-blobs, values, texts and their numbers are bounded here before they become HTML.
+texts and their numbers are bounded here before they become HTML, and blobs and values in `step_frames`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
-from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
@@ -20,13 +20,14 @@ import structlog
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.terminal import last_states
-from executor_client.replays.timeline import FrameKind, Timeline, enum_text
+from executor_client.replays.timeline import FrameKind, enum_text
+from executor_client.results import Image
 from executor_server.console import formats, panel
 from executor_server.console.daemon import Changes, Daemon, DaemonError, again
 from executor_server.console.feed import STEPS_MAX, Feed, Part, Step
-from executor_server.console.highlight import highlight
 from executor_server.console.panel import Templates
-from executor_server.console.pictures import IMAGE_BYTES_MAX, Picture, Pictures, checked
+from executor_server.console.pictures import Pictures, checked
+from executor_server.console.step_frames import PRINTED, StepFrames, frame_html
 
 WATCHES_MAX = 32
 """Sessions that are followed at a time. Each takes at most 5 MiB."""
@@ -41,11 +42,6 @@ REFUSED_RETRY_S = 30.0
 """Seconds until a call that the daemon refused is tried again."""
 TEXT_CHARS_MAX = 8_000
 """Characters of output in one part. What was printed before is in the parts before."""
-VALUE_BYTES_MAX = 256 * 1024
-"""Bytes of a value that is decoded to be shown."""
-BLOBS_BYTES_MAX = 2 * IMAGE_BYTES_MAX
-BLOBS_MAX = 64
-"""Bytes of blobs of one execution that have arrived in part, and their number."""
 CALLS_MAX = 1_024
 """Open tool calls of one execution, as the daemon allows."""
 CALL_CHARS_MAX = 4_000
@@ -56,36 +52,6 @@ _log = structlog.get_logger(__name__)
 
 class TooMany(Exception):
     """So many sessions are followed that no other one can be."""
-
-
-class NotShown(Exception):
-    """A payload that is too large, or did not arrive whole; the message says so."""
-
-
-@dataclass
-class Blobs:
-    """Blobs that arrive in pieces. One that does not fit is given up."""
-
-    data: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
-    size_bytes: int = 0
-
-    def add(self, chunk: pb.BlobChunk) -> None:
-        piece = chunk.data
-        self.data.setdefault(chunk.blob_id, bytearray()).extend(piece)
-        self.size_bytes += len(piece)
-        while self.size_bytes > BLOBS_BYTES_MAX or len(self.data) > BLOBS_MAX:
-            _, gone = self.data.popitem(last=False)
-            self.size_bytes -= len(gone)
-
-    def take(self, payload: pb.Payload) -> bytes:
-        """Returns the bytes of a payload. Raises NotShown."""
-        if payload.WhichOneof("content") != "blob":
-            return payload.inline
-        data = self.data.pop(payload.blob.blob_id, bytearray())
-        self.size_bytes -= len(data)
-        if len(data) != payload.blob.size_bytes:
-            raise NotShown(f"{payload.blob.size_bytes:,} bytes are not shown")
-        return bytes(data)
 
 
 @dataclass
@@ -124,38 +90,33 @@ class StepWriter:
         self._pictures = pictures
         self._number = number
         self._view = first.execution
-        self._has_content = first.has_content
+        self._frames = StepFrames(first, sys.maxsize)  # a page decodes no image
         self._missed = 0
-        self._blobs = Blobs()
-        self._timeline = Timeline(self._payload)
         self._printed: _Printed | None = None
         self._calls: dict[str, _Call] = {}
         self._is_live = False  # the events of the first message happened at an unknown time
         self._outcome = ""
         self._result: pb.ExecutionResult | None = None
         self._step: Step = feed.begin()
-        code = templates(
-            "session_step_code.html",
-            view=self._view,
-            code=highlight(self._view.code),
-            is_cut=self._view.code_bytes > len(self._view.code.encode()),
-            has_content=self._has_content,
-        )
-        feed.replace(self._step.code, code)
+        feed.replace(self._step.code, "".join(self._html(kind, text) for kind, text, _ in self._frames.head()))
 
     async def take(self, message: admin_pb.FollowExecutionResponse) -> None:
         """Writes what a message says."""
         self._view.state = message.state
         self._missed += message.missed_events
-        for followed in message.events:
-            event = followed.event
-            kind = event.WhichOneof("kind")
-            if kind == "blob_chunk":
-                self._blobs.add(event.blob_chunk)
-            elif kind == "log":
-                self._print(event.log, followed.withheld_bytes)
-            elif kind is not None:
-                await self._take(event, kind)
+        for followed, (kind, text, image) in await asyncio.to_thread(self._frames.events, message):
+            if kind in PRINTED:
+                self._print(kind, text, followed.withheld_bytes)
+                continue
+            self._end_printed()
+            if kind is FrameKind.CALL:
+                self._call(followed.event.tool_call.call_id, text)
+            elif kind is FrameKind.END:
+                self._end(followed.event.result)
+            elif image is not None:
+                self._image(image)
+            else:
+                self._add(kind, text)
         self._write_printed()
         for answer in message.answers:
             if (call := self._calls.pop(answer.call_id, None)) is not None:
@@ -199,11 +160,10 @@ class StepWriter:
 
     # -- output ------------------------------------------------------------------------------------------------------
 
-    def _print(self, log: pb.LogEvent, withheld_bytes: int) -> None:
-        kind = FrameKind.ERRORS if log.stream == pb.OUTPUT_STREAM_STDERR else FrameKind.OUTPUT
+    def _print(self, kind: FrameKind, text: str, withheld_bytes: int) -> None:
         if self._printed is not None and self._printed.kind is not kind:
             self._end_printed()
-        rest = log.text
+        rest = text if self._frames.has_content else ""
         while True:
             if self._printed is None:
                 self._printed = _Printed(kind, self._feed.add(self._step, ""))
@@ -220,7 +180,7 @@ class StepWriter:
         if self._printed is None:
             return
         hidden = f"{self._printed.withheld_bytes:,} bytes were printed"
-        text = last_states(self._printed.text) if self._has_content else hidden
+        text = last_states(self._printed.text) if self._frames.has_content else hidden
         self._feed.replace(self._printed.part, self._html(self._printed.kind, text), self._step)
 
     def _end_printed(self) -> None:
@@ -229,60 +189,20 @@ class StepWriter:
 
     # -- other events ------------------------------------------------------------------------------------------------
 
-    async def _take(self, event: pb.Event, kind: str) -> None:
-        self._end_printed()
-        if kind == "image":
-            self._image(event.image)
-        elif kind == "tool_call":
-            await self._call(event.tool_call)
-        elif self._has_content or kind in ("queued", "output_cut", "limit_warning"):
-            for frame_kind, text in await self._texts(event):
-                if frame_kind is not FrameKind.END:
-                    self._add(frame_kind, text)
-        elif kind == "display":
-            self._add(FrameKind.NOTE, "displayed an object")
-        if kind == "result":
-            self._end(event.result)
-
-    async def _texts(self, event: pb.Event) -> list[tuple[FrameKind, str]]:
-        """Returns what an event shows. Decoding a value may take a while, so that it happens in a thread."""
-        try:
-            shown = await asyncio.to_thread(list, self._timeline.event(event, final="the answer of a tool"))
-        except NotShown as error:
-            return [(FrameKind.NOTE, str(error))]
-        return [(kind, text) for kind, text, _ in shown]
-
-    def _payload(self, payload: pb.Payload) -> bytes:
-        data = self._blobs.take(payload)
-        if len(data) > VALUE_BYTES_MAX:
-            raise NotShown(f"a value of {len(data):,} bytes is not shown")
-        return data
-
-    def _image(self, image: pb.ImageEvent) -> None:
-        if not self._has_content:
-            self._add(FrameKind.NOTE, "drew an image")
-            return
-        try:
-            picture, pixels = checked(self._blobs.take(image.data), image.mime_type)
-            self._pictures.hold(picture, pixels)
-        except NotShown as error:
-            picture = Picture(refusal=str(error))
+    def _image(self, image: Image) -> None:
+        picture, pixels = checked(image.data, image.mime_type)
+        self._pictures.hold(picture, pixels)
         if picture.refusal:
             self._add(FrameKind.NOTE, f"an image was refused: {picture.refusal}")
         else:
             image_html = self._templates("session_image.html", picture=picture, number=self._number)
             self._feed.add(self._step, image_html)
 
-    async def _call(self, call: pb.ToolCallEvent) -> None:
-        if self._has_content:
-            (kind, text), *_ = await self._texts(pb.Event(tool_call=call))
-            text = f"{call.name}(…)  {text}" if kind is FrameKind.NOTE else text
-        else:
-            text = f"{call.name}(…)"
+    def _call(self, call_id: str, text: str) -> None:
         made = _Call(self._feed.add(self._step, ""), text[:CALL_CHARS_MAX], self._time())
         if len(self._calls) >= CALLS_MAX:
             del self._calls[next(iter(self._calls))]
-        self._calls[call.call_id] = made
+        self._calls[call_id] = made
         self._write_call(made, "")
 
     def _write_call(self, call: _Call, took: str) -> None:
@@ -298,7 +218,6 @@ class StepWriter:
             result=result,
             variables=enum_text(pb.VariablesState, result.variables_state, "VARIABLES_STATE_"),
             is_kept=result.variables_state == pb.VARIABLES_STATE_KEPT,
-            has_content=self._has_content,
             files=result.artifacts[:ARTIFACTS_SHOWN],
             more_files=max(0, len(result.artifacts) - ARTIFACTS_SHOWN),
         )
@@ -311,7 +230,7 @@ class StepWriter:
             self._feed.add(self._step, self._html(kind, text[start : start + TEXT_CHARS_MAX]))
 
     def _html(self, kind: FrameKind, text: str) -> str:
-        return self._templates("session_event.html", kind=kind.value, text=text)
+        return frame_html(self._templates, kind, text)
 
     def _time(self) -> str:
         if not self._is_live or not self._view.HasField("start_time"):

@@ -16,8 +16,6 @@ from markupsafe import Markup, escape
 
 from executor_server.console.text import clean
 
-CODE_CHARS_MAX = 64 * 1024
-"""As many as the daemon sends of one execution."""
 LINE_CHARS_MAX = 4096
 """Code with a longer line is data; it is not highlighted."""
 TOKENS_MAX = 5_000
@@ -35,7 +33,7 @@ _F_STRINGS = {
 
 def highlight(code: str) -> Markup:
     """Returns code as HTML: text, and spans of the classes keyword, builtin, name, string, number and comment."""
-    text = str(clean(code[:CODE_CHARS_MAX]))
+    text = str(clean(code))
     lines = text.split("\n")
     if max(map(len, lines)) > LINE_CHARS_MAX:
         return escape(text)

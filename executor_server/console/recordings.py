@@ -31,9 +31,9 @@ from executor_client.replays.timeline import Frame, FrameKind, completeness, fra
 from executor_server.console.access import UPLOAD_BYTES_MAX
 from executor_server.console.console import Console
 from executor_server.console.daemon import DaemonError
-from executor_server.console.highlight import highlight
 from executor_server.console.panel import Templates
 from executor_server.console.pictures import Picture, checked
+from executor_server.console.step_frames import PRINTED, frame_html
 from executor_server.console.text import cut
 
 FETCH_BYTES_MAX = 256 << 20
@@ -44,9 +44,7 @@ HTML_CHARS_MAX = 4 << 20
 IMAGES_BYTES_MAX = 64 << 20
 LISTED_MAX = 200
 TEXT_CHARS_MAX = 16_000
-"""Characters of one text; a longer one is cut."""
-
-_PRINTED = (FrameKind.OUTPUT, FrameKind.ERRORS)
+"""Characters of one text but code; a longer one is cut."""
 
 
 @dataclass(frozen=True)
@@ -187,7 +185,7 @@ class _Reader:
                 group = list(same)
                 if not rendered:
                     at_s, is_continued = group[0].at_s, kind is not FrameKind.CODE
-                if kind in _PRINTED:
+                if kind in PRINTED:
                     text = last_states("".join(each.text for each in group))
                     rendered.append(self._text(kind, text))
                 else:
@@ -204,8 +202,6 @@ class _Reader:
             yield frame
 
     def _frame(self, frame: Frame) -> str:
-        if frame.kind is FrameKind.CODE:
-            return self._templates("recording_code.html", code=highlight(frame.text))
         if frame.image is None:
             return self._text(frame.kind, frame.text)
         picture, pixels = checked(frame.image.data, frame.image.mime_type)
@@ -217,6 +213,6 @@ class _Reader:
         return self._templates("session_image.html", picture=picture, number=frame.step)
 
     def _text(self, kind: FrameKind, text: str) -> str:
-        html = self._templates("session_event.html", kind=kind.value, text=cut(text, TEXT_CHARS_MAX))
+        html = frame_html(self._templates, kind, text if kind is FrameKind.CODE else cut(text, TEXT_CHARS_MAX))
         self._chars += len(html) - len(text)
         return html

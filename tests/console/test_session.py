@@ -98,11 +98,26 @@ def test_a_step_is_seen_while_it_runs(browser: Browser, session: Session) -> Non
 
 def test_contents_are_not_shown_unless_the_profile_allows_it(daemon: Daemon, browser: Browser) -> None:
     with daemon.client_of("hidden") as client, client.create_session() as session:
-        session.execute("secret = 'secret text'; print(secret); secret")
+        session.register_tools({"note": lambda text: text})
+        session.execute("secret = 'secret text'; print(secret); note(secret)")
+        session.execute("raise ValueError('secret text')")
         page = browser.get(f"/sessions/{session.session_id}")
-    assert "secret" not in page
-    assert "bytes were printed" in page
-    assert "succeeded" in page
+        exported = browser.get(f"/sessions/{session.session_id}/export")
+    for shown in (page, exported):
+        assert "secret" not in shown
+        for text in ("The profile does not show contents", "bytes were printed", "note(…)", "ValueError, line 1"):
+            assert text in shown
+        assert "succeeded" in shown
+    assert "continued" not in exported
+
+
+def test_values_beyond_their_bound_are_named(browser: Browser, session: Session) -> None:
+    session.execute("weather('x' * 300_000); 'y' * 300_000")
+    for path in (f"/sessions/{session.session_id}", f"/sessions/{session.session_id}/export"):
+        shown = browser.get(path)
+        assert "weather(…)  a value of 300,0" in shown
+        assert shown.count("bytes is not shown") == 2
+        assert "succeeded" in shown and "xxx" not in shown
 
 
 def test_the_page_of_a_long_step_is_bounded(browser: Browser, session: Session) -> None:

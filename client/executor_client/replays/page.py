@@ -46,6 +46,7 @@ class Page:
 
     def __init__(self) -> None:
         self._step: int | None = None
+        self._newest = 0  # step
         self._time = ""
         self._printed: list[Frame] = []  # consecutive output of one stream
 
@@ -71,10 +72,10 @@ class Page:
         if self._printed and not (is_output and _source(frame) == _source(self._printed[0])):
             text = self._joined()
         if frame.step != self._step:
-            is_new = frame.kind is FrameKind.CODE
             heading = f"Step {frame.step}" if frame.step else "Session"
-            text += f"<h2>{heading}{'' if is_new or not frame.step else ', continued'}</h2>\n"
-            self._step = frame.step
+            is_continued = 0 < frame.step <= self._newest
+            text += f"<h2>{heading}{', continued' if is_continued else ''}</h2>\n"
+            self._step, self._newest = frame.step, max(frame.step, self._newest)
         if is_output:
             self._printed.append(frame)
             return text

@@ -33,16 +33,19 @@ KEEPALIVE_S = 15.0
 """Seconds without a change until a comment is sent, so that a reader that has left is noticed."""
 NAVIGATION = (
     ("/", "Overview", ""),
-    ("/sessions", "Sessions", ""),
+    ("/sessions", "Sessions", "sessions"),
     ("/approvals", "Approvals", "approvals"),
-    ("/refusals", "Refusals", ""),
+    ("/refusals", "Refusals", "sessions"),
     ("/recordings", "Recordings", ""),
     ("/environments", "Environments", "status"),
     ("/fleet", "Fleet", "status"),
-    ("/audit", "Audit", ""),
-    ("/policy", "Policy", ""),
+    ("/audit", "Audit", "sessions"),
+    ("/policy", "Policy", "sessions"),
 )
-"""The pages that every page leads to. One is left out if the daemon refuses its watch: the token lacks a right."""
+"""The pages that every page leads to. One is left out if the daemon refuses its watch: the token lacks a right.
+
+The watch of sessions needs the role viewer, like the calls of the pages that name it.
+"""
 
 _STATUSES = {
     "NOT_FOUND": 404,

@@ -37,6 +37,8 @@ def routes(console: Console) -> list[BaseRoute]:
                 while session_id not in daemon.sessions:
                     seen = await daemon.sessions_changes.after(seen)
         if session_id not in daemon.sessions:
+            if (error := daemon.errors.get("sessions")) is not None:
+                raise error  # the token may not see sessions, or the daemon was never reached
             raise HTTPException(404, "There is no such session, or it ended more than a day ago.")
         return session_id
 

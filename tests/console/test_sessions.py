@@ -116,6 +116,26 @@ def test_a_viewers_console_shows_its_tenant_only_and_lists_no_page_for_admins(
         assert 'href="/environments"' not in page
 
 
+def test_an_approvers_console_says_that_its_token_sees_no_sessions(
+    daemon: Daemon, client: ExecutorClient, tmp_path: Path
+) -> None:
+    """It said that the session did not exist, and listed pages that were refused."""
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(daemon.new_token("local", "approver"))
+    places = ("--token-file", str(token), "--daemon", daemon.address)
+    with (
+        client.create_session() as session,
+        running_console(daemon, *places, "--actions", state_dir=tmp_path / "s") as console,
+        console.browser() as browser,
+    ):
+        assert eventually(lambda: 'href="/audit"' not in browser.get("/approvals"))
+        assert 'href="/approvals"' in browser.get("/approvals")
+        response = browser.http.get(f"/sessions/{session.session_id}")
+        assert response.status_code == 403
+        assert "role viewer" in response.text
+
+
 def test_a_page_says_since_when_the_daemon_is_away_and_goes_on_with_the_next() -> None:
     directory = Path(tempfile.mkdtemp(prefix=DAEMON_PREFIX))
     with running_daemon(directory) as first, running_console(first) as console, console.browser() as browser:

@@ -84,6 +84,7 @@ _LINES, _MANIFEST, _BLOBS = "events.jsonl", "manifest.json", "blobs/"
 _BEGIN = hashlib.sha256(b"").digest()
 _END = struct.Struct("<4s4H2LH")  # the end of a zip's central directory
 _COMMENT_BYTES = 64
+_LOCATOR_BYTES = 20  # of the end of a large zip (ZIP64), which stands before the end
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 _read_json = strict_json.reader()
@@ -309,16 +310,24 @@ class Recording(ShortRepr):
             raise self._broken("its end is not as a recorder writes it")
         if tail[_END.size :] != _digest(file, at):
             raise self._broken("its SHA-256 is another one than it says: it was edited or damaged")
-        if members > BLOBS_MAX + 2 or directory_bytes > 200 * members:
+        file.seek(max(at - _LOCATOR_BYTES, 0))
+        # After a locator, `zipfile` takes the number and the bytes of the parts from elsewhere.
+        if members > BLOBS_MAX + 2 or directory_bytes > 200 * members or file.read(4) == b"PK\6\7":
             raise self._broken("it has too many parts")
         try:
             self._zip = zipfile.ZipFile(file)
         except (zipfile.BadZipFile, ValueError, NotImplementedError, OSError) as error:
             raise self._broken(f"it is not a zip file: {error}") from error
-        sizes = {each.filename: each.file_size for each in self._zip.infolist()}
+        parts = self._zip.infolist()
+        sizes = {each.filename: each.file_size for each in parts}
         stored = sum(size for name, size in sizes.items() if name.startswith(_BLOBS))
         if len(sizes) != members or stored > size or not sizes.keys() >= {_LINES, _MANIFEST}:
             raise self._broken("its parts are not those of a recording")
+        # A compressed part yields gigabytes if it is read at once, whatever size it says. The lines are read in pieces.
+        if any(each.compress_type != zipfile.ZIP_STORED for each in parts if each.filename != _LINES) or (
+            self._zip.getinfo(_LINES).compress_type != zipfile.ZIP_DEFLATED
+        ):
+            raise self._broken("its parts are not compressed as a recorder does it")
         return sizes
 
     def _read(self, name: str, bytes_max: int) -> bytes:

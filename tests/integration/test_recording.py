@@ -193,15 +193,16 @@ def test_a_cut_one_is_refused(small: bytes, tmp_path: Path, kept_bytes: int) -> 
 def forged(path: Path, **changes: Any) -> bytes:
     """A recording with other lines or another manifest, and the right hashes: an attacker can compute them."""
     lines: bytes = changes.pop("lines", b'{"time":1.0,"kind":"session","step":0,"fields":{}}\n')
+    compressions: dict[str, int] = changes.pop("compressions", {})
     chain = hashlib.sha256(b"").digest()
     for line in lines.splitlines(keepends=True):
         chain = hashlib.sha256(chain + line).digest()
     counts: dict[str, dict[str, int]] = {"captured": {}, "referenced": {}, "unknown": {}}
     manifest = {"version": 1, "writer": "", "entries": lines.count(b"\n"), "chain": chain.hex(), "complete": True}
     manifest = {**manifest, "ended": "", "redacted_tools": [], **counts, **changes}
-    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
-        zipped.writestr("events.jsonl", lines)
-        zipped.writestr("manifest.json", json.dumps(manifest))
+    with zipfile.ZipFile(path, "w") as zipped:
+        zipped.writestr("events.jsonl", lines, compressions.get("events.jsonl", zipfile.ZIP_DEFLATED))
+        zipped.writestr("manifest.json", json.dumps(manifest), compressions.get("manifest.json"))
         zipped.comment = b"0" * 64
     data = path.read_bytes()[:-64]
     return data + hashlib.sha256(data[:-22]).hexdigest().encode()
@@ -222,6 +223,29 @@ def test_a_decompression_bomb_is_refused_before_it_is_unpacked(tmp_path: Path) -
     bomb = forged(tmp_path / "f", lines=b"0" * (40 << 20))
     assert len(bomb) < 100_000
     assert "too long" in refusal(tmp_path / "bomb.rxr", bomb)
+
+
+@pytest.mark.parametrize(
+    ("part", "compression"),
+    [
+        ("manifest.json", zipfile.ZIP_DEFLATED),
+        ("manifest.json", zipfile.ZIP_BZIP2),
+        ("events.jsonl", zipfile.ZIP_BZIP2),
+        ("events.jsonl", zipfile.ZIP_LZMA),
+    ],
+)
+def test_a_part_that_would_be_unpacked_at_once_is_refused(tmp_path: Path, part: str, compression: int) -> None:
+    """`zipfile` unpacked 1.9 GB of a manifest that said that it had 1,000 bytes, from a file of 2 KB."""
+    assert "compressed" in refusal(tmp_path / "f.rxr", forged(tmp_path / "f", compressions={part: compression}))
+
+
+def test_a_directory_of_a_large_zip_is_refused_unread(small: bytes, tmp_path: Path) -> None:
+    """`zipfile` reads the directory that the end of a large zip (ZIP64) names, with any number of parts."""
+    directory = small[:-86] + b"PK\6\7" + bytes(16)
+    end = bytearray(small[-86:-64])
+    end[12:16] = struct.pack("<I", int.from_bytes(end[12:16], "little") + 20)
+    data = directory + end + hashlib.sha256(directory).hexdigest().encode()
+    assert "too many parts" in refusal(tmp_path / "large.rxr", data)
 
 
 def test_a_directory_of_too_many_parts_is_refused_unread(small: bytes, tmp_path: Path) -> None:

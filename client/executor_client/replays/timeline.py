@@ -287,11 +287,11 @@ def _model_answer(recording: Recording, payload: object) -> str:
         return "no answer"
     try:
         found = _read_json(recording.payload(payload))
-    except strict_json.NotJson as error:
+        if isinstance(found, Mapping) and isinstance(found.get("content"), str):
+            return str(found["content"])
+        return json.dumps(found, indent=1, ensure_ascii=False)
+    except (strict_json.NotJson, RecursionError) as error:  # what can just be read may be nested too deeply to be shown
         raise RecordingError(f"the recording can't be read: a model's answer is not JSON: {error}") from error
-    if isinstance(found, Mapping) and isinstance(found.get("content"), str):
-        return str(found["content"])
-    return json.dumps(found, indent=1, ensure_ascii=False)
 
 
 def _note(entry: Entry) -> str:

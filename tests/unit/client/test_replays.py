@@ -5,19 +5,24 @@ from __future__ import annotations
 import io
 import json
 import re
+from contextlib import suppress
 from html.parser import HTMLParser
 from pathlib import Path
 
 import PIL.Image
 import pytest
+from google.protobuf import json_format
 
+from executor_api import strict_json
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client import recording
 from executor_client._core.values import pack
 from executor_client.cli import main
-from executor_client.recording import Recorder, packed_json
+from executor_client.errors import RecordingError
+from executor_client.recording import Recorder, Recording, packed_json
 from executor_client.replays.comparison import alike
+from executor_client.replays.timeline import FrameKind, frames
 
 HOSTILE = [
     "<script>alert(1)</script>",
@@ -173,6 +178,25 @@ def test_an_impossible_time_is_refused(
     monkeypatch.undo()
     assert main(["replay", str(tmp_path / "run.rxr"), "--cast", str(tmp_path / "run.cast")]) == 2
     assert "entry 1 is not as a recorder writes it" in capsys.readouterr().err
+
+
+def test_an_answer_of_a_model_that_is_nested_too_deeply_is_refused(tmp_path: Path) -> None:
+    """Reading takes less of the stack than writing, so some depths could be read and then ended in RecursionError."""
+    depth, read = 10, strict_json.reader()
+    with suppress(strict_json.NotJson):
+        while True:
+            read(_nested(depth + 1))
+            depth += 1
+    for below in range(40):
+        with Recorder(tmp_path / "run.rxr") as recorder:
+            answer = json_format.MessageToDict(recorder.payload(_nested(depth - below)))
+            recorder.add("model", {"model": "m", "answer": answer})
+        with Recording(tmp_path / "run.rxr") as recorded, suppress(RecordingError):
+            assert [each.kind for each in frames(recorded)] == [FrameKind.MODEL]
+
+
+def _nested(depth: int) -> bytes:
+    return b"[" * depth + b"]" * depth
 
 
 def _with_time(line: bytes, time_s: str) -> bytes:

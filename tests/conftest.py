@@ -16,7 +16,6 @@ import pytest
 
 from tests.support import rounds
 from tests.support.leftovers import Snapshot, leftovers_since, snapshot
-from tests.support.long_tests import leave_out_long
 from tests.support.reaper import WORKER, run_directory
 
 if TYPE_CHECKING:
@@ -69,9 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.option.tx = [WORKER] * len(workers)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not rounds.ALL:
-        leave_out_long(config, items)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: next((i for i, name in enumerate(_SLOWEST_FIRST) if name in item.path.parts), 0))
     for item in items:
         if "shared_harness" in getattr(item, "fixturenames", ()):  # its loop is one for the file, as it is

@@ -18,7 +18,7 @@ from tests.chaos.observe import open_files
 from tests.chaos.proxy import CuttingProxy
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
-from tests.support.rounds import rounds
+from tests.support.rounds import rounds, usual
 
 WAIT_S = 60.0
 LINES = 400
@@ -144,7 +144,10 @@ session.execute('b"x" * 4_000_000')
 }
 
 
-@pytest.mark.parametrize("life", LIVES)
+@pytest.mark.parametrize(
+    "life",
+    usual(LIVES, but=("between two calls", "in a tool call", "in a download larger than the journal")),
+)
 def test_session_of_a_killed_client_ends_by_its_idle_time(start: StartDaemon, life: str) -> None:
     """Nothing that a client was in the middle of keeps its session, a tool call without an answer included."""
     daemon = start("pool.size = 0\nsessions.journal_bytes = 2_000_000")

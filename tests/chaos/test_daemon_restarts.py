@@ -23,7 +23,7 @@ from tests.support.backends import DOCKER_IMAGE, require
 from tests.support.daemon import Daemon
 from tests.support.fork_server import SERVER, popen, server
 from tests.support.polling import eventually
-from tests.support.rounds import ALL, rounds
+from tests.support.rounds import ALL, rounds, usual
 
 BACKENDS = ("local", "docker")
 KILLS = rounds(20, 2)
@@ -35,7 +35,7 @@ IN_A_TOOL_CALL = "print('asking', flush=True)\nanswer = ask(len('four'))\nprint(
 LARGE = "import time\nprint('making', flush=True)\ntime.sleep(0.05)\nb'x' * 4_000_000"
 
 
-@pytest.fixture(params=BACKENDS)
+@pytest.fixture(params=usual(BACKENDS, but=("docker",)))
 def restart(request: pytest.FixtureRequest, start: StartDaemon) -> Callable[..., Daemon]:
     """Starts a daemon of the backend, the next time on what the last one left."""
     require(request.param)

@@ -24,6 +24,7 @@ from tests.support.daemon import Daemon
 from tests.support.engine import OwnEngine, engine_client, own_engine
 from tests.support.fork_server import server
 from tests.support.polling import eventually
+from tests.support.rounds import usual
 from tests.support.tuned_daemon import tuned
 
 IMAGE = "remote-executor/base"
@@ -161,7 +162,7 @@ def test_sessions_deleted_while_the_engine_hangs_are_gone_afterwards(engine: Own
 
 
 @ALL_HAVE_ONE
-@pytest.mark.parametrize("image_refresh_s", [0.001, 60.0])
+@pytest.mark.parametrize("image_refresh_s", usual([0.001, 60.0], but=(60.0,)))
 def test_a_crowd_of_creations_fails_together_on_an_engine_that_hangs(
     engine: OwnEngine, restart: Callable[..., Daemon], image_refresh_s: float
 ) -> None:
@@ -205,15 +206,15 @@ def pause(client: Any, container: str) -> None:
     client.pause(container)
 
 
+HURTS = [
+    (remove, "its container was removed"),
+    (kill, "its container was killed (exit code 137)"),
+    (pause, "the guest has not answered for 2 s"),
+]
+
+
 @ALL_HAVE_ONE
-@pytest.mark.parametrize(
-    ("hurt", "message"),
-    [
-        (remove, "its container was removed"),
-        (kill, "its container was killed (exit code 137)"),
-        (pause, "the guest has not answered for 2 s"),
-    ],
-)
+@pytest.mark.parametrize(("hurt", "message"), usual(HURTS, but=HURTS[:1]))
 def test_a_container_that_is_hurt_in_mid_execution_is_told_as_what_it_is(
     engine: OwnEngine, daemon: Daemon, hurt: Callable[[Any, str], None], message: str
 ) -> None:
@@ -314,7 +315,7 @@ def test_a_daemon_that_comes_back_before_its_engine_says_so_and_later_finds_its_
     assert eventually(lambda: nothing_is_left(engine, daemon))
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("how", usual([signal.SIGKILL, signal.SIGSTOP], but=(signal.SIGSTOP,)))
 def test_a_daemon_that_is_told_to_stop_without_its_engine_stops_and_the_next_one_sweeps(
     engine: OwnEngine, restart: Callable[..., Daemon], how: signal.Signals
 ) -> None:

@@ -22,7 +22,7 @@ from tests.chaos.observe import Sandbox, memory_bytes, open_files, sandbox_direc
 from tests.support.daemon import Daemon
 from tests.support.eager_daemon import EAGER_SERVER
 from tests.support.polling import eventually
-from tests.support.rounds import rounds
+from tests.support.rounds import rounds, usual
 
 CYCLES = rounds(50, 4)
 # Sessions before the first look: the first one opens the client's connection and the event loop's spare descriptor.
@@ -78,7 +78,7 @@ def is_at_rest(daemon: Daemon) -> bool:
     return not sandbox_directories(daemon) and names.count(TEMPLATE_NAME) <= 1
 
 
-@pytest.fixture(params=["off", "shared"])
+@pytest.fixture(params=usual(["off", "shared"], but=("off",)))
 def start_one(start: StartDaemon, request: pytest.FixtureRequest) -> Callable[[str], Daemon]:
     """Starts a daemon all of whose sandboxes are made by bubblewrap; or all by a fork server, from now on."""
 

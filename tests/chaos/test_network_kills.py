@@ -20,6 +20,7 @@ from tests.support.daemon import Daemon
 from tests.support.internet.world import RAW_PORT, SUFFIX, Internet
 from tests.support.network import EVERY_SITE, networked_session, policy, proxies
 from tests.support.polling import eventually
+from tests.support.rounds import usual
 
 TRANSFERS = 8
 HELD_BYTES = 1_000_000
@@ -73,7 +74,7 @@ HOLD = f"{CONNECT}\nbegin({COMMAND!r}, {HELD_BYTES})"
 ENDLESS = f"{CONNECT}\nbegin('endless\\n', 10_000_000)\nend()"
 
 
-@pytest.fixture(params=["local", "docker"])
+@pytest.fixture(params=usual(["local", "docker"], but=("docker",)))
 def start_networked(
     request: pytest.FixtureRequest, start: StartDaemon, directory: Path, internet: Internet
 ) -> Callable[..., Daemon]:

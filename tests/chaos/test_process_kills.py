@@ -12,6 +12,12 @@ from executor_client import ProcessOutput
 from tests.chaos.observe import WAIT_S
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
+from tests.support.rounds import usual
+
+# tests/chaos/test_process_restarts.py has one of these on each backend.
+pytestmark = pytest.mark.parametrize(
+    "restart_on_each", usual(["local", "docker", "e2b"], but=("docker", "e2b")), indirect=True
+)
 
 ECHO = """
 import socket, threading

@@ -19,7 +19,7 @@ from tests.chaos.observe import sandboxes
 from tests.chaos.proxy import CuttingProxy
 from tests.support.daemon import Daemon
 from tests.support.polling import eventually
-from tests.support.rounds import rounds
+from tests.support.rounds import rounds, usual
 
 ROOT = Path(__file__).parents[2]
 WAIT_S = 60.0
@@ -156,7 +156,7 @@ for number in range(runs):
 
 
 @pytest.mark.timeout(120 + 6 * RUNS)
-@pytest.mark.parametrize("grace_s", ["1", ""], ids=["some are killed", "all exit"])
+@pytest.mark.parametrize("grace_s", usual(["1", ""], but=("1",)), ids={"1": "some are killed", "": "all exit"}.get)
 def test_runs_without_with_are_never_refused_and_leave_no_session(start: StartDaemon, grace_s: str) -> None:
     """The guided tour's first example from so many processes: some exit, some by os._exit, some by SIGKILL.
 

@@ -28,7 +28,6 @@ from tests.contract.wire import Front, front_of_two, open_wire_harness
 from tests.support import fleet_daemon, rounds
 from tests.support.backends import require
 from tests.support.interpreters import pythons
-from tests.support.long_tests import is_long
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -46,7 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         elsewhere += _off_the_fleet(item for item in ours if belongs(item))
     if not rounds.ALL:
         asked = set(config.args)
-        run = [item for item in ours if belongs(item) and not is_long(*_file_and_test(item))]
+        run = [item for item in ours if belongs(item)]
         elsewhere += [item for item in repeats(run) if item.nodeid not in asked]
     if elsewhere:
         config.hook.pytest_deselected(items=elsewhere)
@@ -61,10 +60,6 @@ def _off_the_fleet(items: Iterable[pytest.Function]) -> Iterator[pytest.Function
             yield item
         elif reason := reason_of(item):
             item.add_marker(pytest.mark.skip(reason=f"not through a front: {reason}"))
-
-
-def _file_and_test(item: pytest.Item) -> tuple[str, str]:
-    return item.nodeid.partition("::")[0], item.nodeid.rpartition("::")[2]
 
 
 @pytest.fixture

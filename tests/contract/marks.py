@@ -59,16 +59,28 @@ def belongs(item: pytest.Function) -> bool:
 
 
 # Files whose tests are of the guest, which is the same on each backend. One that is the backend's is no such file:
-# creation, egress, environments, leftovers, pauses, processor time, restarts and outcomes.
+# creation, egress, environments, leftovers, pauses and restarts.
 OF_THE_GUEST = frozenset(
     f"test_{name}.py"
     for name in (
-        *("background", "branches", "budgets", "displays", "drawing", "executions", "files", "fitness", "imports"),
+        *(
+            "background",
+            "branches",
+            "budgets",
+            "cpu_accounting",
+            "displays",
+            "drawing",
+            "executions",
+            "files",
+            "fitness",
+            "imports",
+        ),
         *(
             "hostile_processes",
             "language_rules",
             "notebooks",
             "offline",
+            "outcomes",
             "ports",
             "processes",
             "rest",
@@ -86,6 +98,10 @@ MEET_THE_BACKEND = frozenset(
     (
         "test_a_branch_that_kills_the_interpreter_loses_the_variables_and_that_is_said",
         "test_a_connection_that_breaks_is_told_as_broken_and_not_as_ended",
+        "test_a_killed_interpreter_is_a_crash",
+        "test_a_session_is_charged_for_what_runs_up_to_its_end",
+        "test_an_idle_session_whose_sandbox_is_ended_is_lost",
+        "test_the_disk_is_bounded",
         "test_a_full_table_of_processes_has_no_room_for_a_savepoint",
         "test_a_full_terminal_that_no_client_reads_takes_keys_all_the_same",
         "test_a_process_can_neither_signal_nor_see_the_supervisor",

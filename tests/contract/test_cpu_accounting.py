@@ -28,6 +28,18 @@ for _ in range(40):
 
 
 @promise("end-cpu-children")
+@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
+async def test_a_child_that_ended_shortly_before_its_execution_is_charged_once(harness: Harness, handler: str) -> None:
+    """It was charged with its own time at the last look, and again with that of its parent, which had waited for it."""
+    session = await harness.session(operations=10**12)
+    code = _UNWAITED.replace("SIG_IGN", handler).replace("40", "1").replace("0.3", "0.8")
+    run = await harness.run(session, code)
+    assert run.outcome == "succeeded"
+    # Without a parent that waits, what it has spent after the last look is not known.
+    assert 0.55 <= run.ended.usage.cpu_time_s < 1.2
+
+
+@promise("end-cpu-children")
 async def test_children_that_are_not_waited_for_are_charged(harness: Harness) -> None:
     """12 s of CPU time passed a limit of 1, and were reported as 0.2."""
     session = await harness.session(operations=10**12, wall_time_s=60.0)
@@ -43,18 +55,6 @@ async def test_children_that_are_waited_for_are_charged_once(harness: Harness) -
     assert run.outcome == "succeeded"
     # Each of four burns 0.3 s by its own clock, which is some milliseconds ahead of the kernel's account of the group.
     assert 1.15 <= run.ended.usage.cpu_time_s < 1.9
-
-
-@promise("end-cpu-children")
-@pytest.mark.parametrize("handler", ["SIG_DFL", "SIG_IGN"])
-async def test_a_child_that_ended_shortly_before_its_execution_is_charged_once(harness: Harness, handler: str) -> None:
-    """It was charged with its own time at the last look, and again with that of its parent, which had waited for it."""
-    session = await harness.session(operations=10**12)
-    code = _UNWAITED.replace("SIG_IGN", handler).replace("40", "1").replace("0.3", "0.8")
-    run = await harness.run(session, code)
-    assert run.outcome == "succeeded"
-    # Without a parent that waits, what it has spent after the last look is not known.
-    assert 0.55 <= run.ended.usage.cpu_time_s < 1.2
 
 
 class _Charges(Observer):

@@ -12,7 +12,7 @@ from tests.contract.harness import Harness, Transcript, load_library
 from tests.contract.marks import promise
 from tests.contract.wire import Front, harness_of
 from tests.support.foreign_corpus import ATTACKS, HELPER, HONEST, LIBRARIES, SNIPPETS, authorized
-from tests.support.interpreters import VERSIONS
+from tests.support.interpreters import TRIED
 
 pytestmark = promise("rules-same")
 
@@ -54,7 +54,7 @@ class Guarded:
         return self.there[library]
 
 
-@pytest.fixture(params=[*VERSIONS, "libraries"])
+@pytest.fixture(params=[*TRIED, "libraries"])
 async def guarded(request: pytest.FixtureRequest, front: Front | None) -> AsyncIterator[Guarded]:
     async with harness_of("" if request.param == "libraries" else request.param, front) as harness:
         yield Guarded(harness)

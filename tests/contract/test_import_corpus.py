@@ -13,7 +13,7 @@ from tests.contract.harness import Harness, Transcript, pieces
 from tests.contract.marks import promise
 from tests.contract.wire import Front, harness_of
 from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
-from tests.support.interpreters import VERSIONS
+from tests.support.interpreters import TRIED
 from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED, Refused
 
 pytestmark = promise("rules-same")
@@ -23,7 +23,7 @@ STRICT = 'language.preset = "strict"'
 _REFUSAL = re.compile(r"Import of (.{1,200}?)…? is not allowed.*\. Authorized imports are: \['")
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=TRIED)
 async def harness(request: pytest.FixtureRequest, front: Front | None) -> AsyncIterator[Harness]:
     async with harness_of(request.param, front) as ready:
         yield ready

@@ -17,7 +17,7 @@ from executor_server.sessions import Session
 from tests.contract.harness import Harness, get_variables, harness_on, set_variables
 from tests.contract.marks import promise
 from tests.contract.wire import Front, open_wire_harness
-from tests.support.interpreters import VERSIONS, find_python, require_python
+from tests.support.interpreters import TRIED, find_python, require_python
 
 
 @asynccontextmanager
@@ -31,7 +31,7 @@ async def _opened(python: Path, image: str, front: Front | None) -> AsyncIterato
         await wire.end_sessions()
 
 
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=TRIED)
 async def session(request: pytest.FixtureRequest, front: Front | None) -> AsyncIterator[Session]:
     image = f"py{request.param}"
     async with _opened(require_python(request.param), image, front) as harness:

@@ -104,8 +104,8 @@ async def test_an_export_that_waits_takes_no_place_of_the_tenant(harness: Harnes
 @pytest.mark.parametrize(
     "body",
     [
-        "while True: pass",
         "import os; os._exit(1)",
+        "while True: pass",
     ],
 )
 async def test_a_hostile_reduce_costs_its_variable_and_not_the_session(

@@ -13,7 +13,7 @@ from smolagents import AgentLogger, LogLevel
 from smolagents.remote_executors import DockerExecutor
 
 from executor_server.backends.docker.resources import SANDBOX_LABEL
-from tests.features.places import COLUMNS, Docker, Local, Ours, Place, ended
+from tests.features.places import Docker, Local, Ours, Place, ended
 from tests.support.backend_daemon import daemon_on
 from tests.support.backends import DOCKER_IMAGE
 from tests.support.free_ports import free_port
@@ -28,7 +28,7 @@ CMD ["jupyter", "kernelgateway", "--KernelGatewayApp.ip=0.0.0.0", "--KernelGatew
 """
 
 
-@pytest.fixture(scope="session", params=COLUMNS)
+@pytest.fixture(scope="session")
 def place(request: pytest.FixtureRequest) -> Iterator[Place]:
     if request.param == "local":
         yield Local()

@@ -10,6 +10,7 @@ import pytest
 from tests.features import probes
 from tests.features.observe import PROBES
 from tests.features.places import COLUMNS, Place
+from tests.support.rounds import usual
 
 FILE = Path(__file__).with_name("expected.toml")
 TABLE = tomllib.loads(FILE.read_text())
@@ -18,7 +19,17 @@ FEATURES = {feature["name"]: feature for group in TABLE["group"] for feature in 
 assert probes.__all__  # importing them has filled PROBES
 
 
-@pytest.mark.parametrize("name", FEATURES)
+# What a feature meets of a backend; the rest is the same on each of ours.
+OF_THE_BACKEND = ("tool_by_decorator", "isolated", "file_given", "memory_limit", "crash", "interruption")
+CASES = [(place, name) for place in COLUMNS for name in FEATURES]
+LONG = {
+    (place, name)
+    for place, name in CASES
+    if place == "docker" or (place in ("ours_docker", "ours_e2b") and name not in OF_THE_BACKEND)
+}
+
+
+@pytest.mark.parametrize(("place", "name"), usual(CASES, but=LONG), indirect=["place"], scope="session")
 def test_the_feature_is_as_the_table_says(place: Place, name: str) -> None:
     expected = FEATURES[name][place.name]
     for _ in range(place.attempts):

@@ -20,7 +20,7 @@ from executor_server.sessions import Session
 from tests.contract.harness import MIB, Harness, get_variables, set_variables
 from tests.support.backends import require
 from tests.support.fake_backend import SPEC
-from tests.support.interpreters import require_python
+from tests.support.interpreters import TRIED, require_python
 
 pytest.importorskip("e2b")
 pytest.importorskip("aiohttp")
@@ -60,7 +60,7 @@ async def ask(harness: Harness, session: Session, code: str) -> Any:
     return answer.output
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", TRIED)
 async def test_a_session_lives_in_the_namespaces_on_every_python(directory: Path, version: str) -> None:
     template = Template("old", python=require_python(version))
     async with (

@@ -22,6 +22,7 @@ from tests.support.backend_daemon import daemon_on
 from tests.support.backends import require, require_image
 from tests.support.daemon import Daemon
 from tests.support.replayed import EXAMPLES, POLICY, check_replays, seen_in
+from tests.support.rounds import usual
 
 ROOT = Path(__file__).parents[2]
 SCRIPT_TIMEOUT_S = 200.0
@@ -153,7 +154,7 @@ def test_example_shows_what_it_says(
         check_replays(client, seen)
 
 
-@pytest.mark.parametrize("name", sorted(AS_SCRIPTS))
+@pytest.mark.parametrize("name", usual(sorted(AS_SCRIPTS), but=("gradio_chat", "demo")))
 def test_example_runs_as_a_script_and_leaves_nothing(name: str, tmp_path: Path) -> None:
     require("local")
     if name == "gradio_chat":

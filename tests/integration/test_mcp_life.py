@@ -23,6 +23,7 @@ from tests.support.daemon import Daemon, running_daemon
 from tests.support.mcp_host import COMMAND, connected, environment, text_of
 from tests.support.mcp_sdk import is_error
 from tests.support.polling import eventually
+from tests.support.rounds import usual
 
 TIMEOUT_S = 60.0
 INITIALIZE = {
@@ -109,9 +110,12 @@ def terminate(host: RawHost) -> None:
     host.process.send_signal(signal.SIGTERM)
 
 
+ENDS = [(close_stdin, {0}), (terminate, {0}), (close_both, {0, 1}), (close_stdout, {1})]
+
+
 @pytest.mark.parametrize(
     ("end", "exit_codes"),
-    [(close_stdin, {0}), (terminate, {0}), (close_both, {0, 1}), (close_stdout, {1})],
+    usual(ENDS, but=ENDS[1:]),
     ids=lambda value: getattr(value, "__name__", ""),
 )
 def test_the_end_of_the_connection_ends_what_runs_and_the_sessions(

@@ -27,6 +27,7 @@ from tests.support.agents import agent_on
 from tests.support.backends import require
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.memory import growth_of
+from tests.support.rounds import usual
 from tests.unit.values.cases import CASES, same
 
 IMPORTS = ["numpy.*", "pandas.*", "PIL.*", "enum", "dataclasses", "collections"]
@@ -342,7 +343,7 @@ def large_image() -> Any:
 LARGE: dict[str, Callable[[], Any]] = {"array": large_array, "table": large_table, "image": large_image}
 
 
-@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("kind", usual(LARGE, but=("image", "table")))
 def test_a_hundred_megabytes_move_in_bounded_memory(lean_daemon: Daemon, kind: str) -> None:
     sent = LARGE[kind]()
 

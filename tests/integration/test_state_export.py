@@ -28,6 +28,7 @@ from tests.support.backend_daemon import daemon_on
 from tests.support.backends import require
 from tests.support.daemon import Daemon, daemon_of, running_daemon
 from tests.support.fleet_daemon import wanted
+from tests.support.rounds import usual
 
 PROGRAM = """
 import numpy as np
@@ -161,7 +162,7 @@ def key_file(tmp_path: Path) -> Iterator[Path]:
     yield file
 
 
-@pytest.mark.parametrize("backend", ["local", "e2b"])
+@pytest.mark.parametrize("backend", usual(["local", "e2b"], but=("e2b",)))
 def test_a_state_of_docker_goes_on_elsewhere_and_back(key_file: Path, backend: str) -> None:
     if wanted():
         pytest.skip("the nodes of a fleet have their key from their front")

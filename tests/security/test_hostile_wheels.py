@@ -21,6 +21,7 @@ from tests.support.package_builder import MIB, Building, Made, building
 from tests.support.package_index import hostile
 from tests.support.package_index.index import PackageIndex
 from tests.support.package_index.wheels import make_wheel
+from tests.support.rounds import usual
 
 BACKENDS = ["local", "docker"]
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -47,6 +48,10 @@ async def made_by(request: pytest.FixtureRequest, internet: Internet, index: Pac
     require(request.param)
     async with building(internet, index, backend=request.param, max_entries=20_000, first_import_time_s=6.0) as ready:
         yield ready
+
+
+# The installer refuses an archive on each backend alike; what a backend's own walls refuse, the test without this has on both.
+local_first = pytest.mark.parametrize("made_by", usual(BACKENDS, but=("docker",)), indirect=True, scope="module")
 
 
 class Witness:
@@ -91,7 +96,11 @@ def outside(made: Made) -> list[Path]:
     return [path for path in made.directory.rglob(hostile.OUTSIDE) if made.site not in path.parents]
 
 
-@pytest.mark.parametrize("name", sorted(hostile.ARCHIVES))
+@local_first
+@pytest.mark.parametrize(
+    "name",
+    usual(sorted(hostile.ARCHIVES), but=("backslashes", "climbing_data", "lying_archive", "odd_names")),
+)
 async def test_an_archive_that_leads_elsewhere_is_refused_or_harmless(
     made_by: Building, index: PackageIndex, witness: Witness, name: str
 ) -> None:
@@ -106,6 +115,7 @@ async def test_an_archive_that_leads_elsewhere_is_refused_or_harmless(
     witness.assert_untouched()
 
 
+@local_first
 async def test_a_script_named_like_anothers_file_is_refused(
     made_by: Building, index: PackageIndex, witness: Witness
 ) -> None:
@@ -115,6 +125,7 @@ async def test_a_script_named_like_anothers_file_is_refused(
     witness.assert_untouched()
 
 
+@local_first
 @pytest.mark.parametrize(
     ("project", "file"), [("overwriting", "'bin/victim-tool'"), ("same-script", "'bin/victim-file'")]
 )
@@ -128,7 +139,8 @@ async def test_a_package_with_anothers_files_is_refused_by_name(
     witness.assert_untouched()
 
 
-@pytest.mark.parametrize("files", [1, 24])
+@local_first
+@pytest.mark.parametrize("files", usual([1, 24], but=(1,)))
 async def test_a_bomb_ends_at_the_bytes_of_an_environment(
     made_by: Building, index: PackageIndex, witness: Witness, files: int
 ) -> None:
@@ -144,6 +156,7 @@ async def test_a_bomb_ends_at_the_bytes_of_an_environment(
     assert disk_bytes() - before < 256 * MIB
 
 
+@local_first
 async def test_a_crowd_of_files_ends_at_those_of_an_environment(
     made_by: Building, index: PackageIndex, witness: Witness
 ) -> None:
@@ -153,6 +166,7 @@ async def test_a_crowd_of_files_ends_at_those_of_an_environment(
     witness.assert_untouched()
 
 
+@local_first
 async def test_code_of_a_pth_file_runs_in_sandboxes_only(
     made_by: Building, index: PackageIndex, witness: Witness
 ) -> None:
@@ -163,7 +177,10 @@ async def test_code_of_a_pth_file_runs_in_sandboxes_only(
     witness.assert_untouched()
 
 
-@pytest.mark.parametrize("name", sorted(hostile.IMPORTS))
+@local_first
+@pytest.mark.parametrize(
+    "name", usual(sorted(hostile.IMPORTS), but=("import_takes_memory", "import_hangs", "import_prints"))
+)
 async def test_a_first_import_that_attacks_costs_its_own_bytecode_at_most(
     internet: Internet, made_by: Building, index: PackageIndex, witness: Witness, name: str
 ) -> None:

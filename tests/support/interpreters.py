@@ -7,8 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.rounds import usual
+
 VERSIONS = ("3.9", "3.10", "3.11", "3.12", "3.13")
 """The versions that the guest runs on."""
+TRIED = usual(VERSIONS, but=VERSIONS[1:-1])
+"""Those that a test tries: the oldest and the newest, unless it is to try them all."""
 
 
 def pythons() -> dict[str, Path]:

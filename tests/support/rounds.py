@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -26,3 +26,8 @@ def one_of_each(cases: Iterable[T], kind: Callable[[T], Any]) -> list[T]:
     """All cases with --all, else the first of each kind."""
     every = list(cases)
     return every if ALL else list({kind(case): case for case in reversed(every)}.values())[::-1]
+
+
+def usual(cases: Iterable[T], *, but: Collection[T]) -> list[T]:
+    """All cases with --all, else those `but` the long ones whose claim another case makes at less cost."""
+    return [case for case in cases if ALL or case not in but]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from executor_server.fleet.ray.local_cluster import ClusterError, read_cluster, start_cluster, stop_cluster
+from tests.support.rounds import usual
 
 # Fails as often as the file FAILURES of the node's address says, then runs until it is ended.
 PROGRAM = """
@@ -30,7 +31,7 @@ time.sleep(600)
 """
 
 
-@pytest.fixture(params=[0.0, 0.5], ids=["at-once", "later"])
+@pytest.fixture(params=usual([0.0, 0.5], but=(0.5,)), ids={0.0: "at-once", 0.5: "later"}.get)
 def folder(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The program's folder; a node that fails ends after some seconds, as its starter looks or after that."""
     package = tmp_path / "modules" / "ray" / "scripts"

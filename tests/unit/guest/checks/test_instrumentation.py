@@ -17,7 +17,7 @@ from executor_server.guest.checks.instrumentation import LAST_STATEMENT
 from executor_server.guest.checks.meter import OperationLimitExceeded
 from tests.support.agent_program import Agent, run
 from tests.support.corpus import programs
-from tests.support.interpreters import find_python
+from tests.support.interpreters import TRIED, find_python
 from tests.support.rounds import ALL, VARIABLE
 
 REPOSITORY = Path(__file__).parents[4]
@@ -178,14 +178,14 @@ def test_trailing_expression_is_the_value(source: str, value: object) -> None:
     assert run(source).value == value
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", TRIED)
 def test_instrumented_programs_do_what_plain_ones_do(version: str) -> None:
     report = _report("differential.py", version)
     assert report["differences"] == []
     assert report["ran"] >= 50
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", TRIED)
 def test_generated_programs_spend_what_counting_in_each_body_spends(version: str) -> None:
     """An iterator that counts must neither count an element more nor be asked at another moment."""
     report = _report("counting.py", version)

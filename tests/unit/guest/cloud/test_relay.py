@@ -20,7 +20,7 @@ import pytest
 
 from executor_server.backends.guest_archive import pack_guest
 from executor_server.guest.wire.lines import LineDecoder, encode_lines, start_line
-from tests.support.interpreters import require_python
+from tests.support.interpreters import TRIED, require_python
 
 NONCE = "0123456789abcdef"
 TIMEOUT_S = 20.0
@@ -111,7 +111,7 @@ def lines(data: bytes) -> bytes:
     return encode_lines(data, 1)[0]
 
 
-@pytest.mark.parametrize("version", ["3.9", "3.10", "3.11", "3.12", "3.13"])
+@pytest.mark.parametrize("version", TRIED)
 def test_both_directions_are_carried_at_once_on_every_python(start: Start, version: str) -> None:
     python = require_python(version)
     relay = start(python)

@@ -2,15 +2,10 @@
 
 # The shapes are the users', who annotate some of their tools and not others.
 # mypy: ignore-errors
-# ruff: noqa: B006, PTH123, RUF012, SIM115, UP033, UP045
+# ruff: noqa: B006, RUF012, UP045
 
 from __future__ import annotations
 
-import dataclasses
-import datetime
-import enum
-import functools
-import os
 import re
 import threading
 import types
@@ -28,13 +23,10 @@ from smolagents.agent_types import AgentImage
 from smolagents.tools import PipelineTool
 
 from examples.scripted import ScriptedModel
-from tests.support.shipped import helpers
-from tests.support.shipped.helpers import clean as cleaned
 from tests.support.shipped.helpers import counted
 
 RATES = {"eur": 2.0, "usd": 3.0}
 _WORD = re.compile(r"[a-z]+", re.IGNORECASE)
-_LOCK = threading.Lock()
 
 
 @tool
@@ -52,15 +44,6 @@ with warnings.catch_warnings():
     # smolagents expects such decorators to be lost on the way to its own remote executors.
     warnings.simplefilter("ignore")
 
-    @make_tool
-    def factorial(n: int) -> int:
-        """Multiplies.
-
-        Args:
-            n: Up to this.
-        """
-        return 1 if n <= 1 else n * factorial(n - 1)
-
     @smolagents.tool
     def words(text: str, limit: int | None = None) -> list[str]:
         """Finds words.
@@ -76,7 +59,7 @@ with warnings.catch_warnings():
         )
         return [_lowered(each) for each in _WORD.findall(text)][:limit]
 
-    @tool
+    @make_tool
     @counted
     def tried(x: int) -> tuple:
         """Has a decorator of the user's, too.
@@ -85,16 +68,6 @@ with warnings.catch_warnings():
             x: Any number.
         """
         return x + 1
-
-    @tool
-    @functools.lru_cache(maxsize=None)
-    def remembered(x: int) -> int:
-        """Has a decorator of Python's, too.
-
-        Args:
-            x: Any number.
-        """
-        return x * 2
 
 
 def _lowered(text):
@@ -146,26 +119,6 @@ def collected(x: int, seen: list = []) -> list:
 
 
 @tool
-def tidied(text: str) -> str:
-    """Uses another module of the user's.
-
-    Args:
-        text: Any.
-    """
-    return cleaned(text) + str(helpers.RATE)
-
-
-@tool
-def looked_up(key: str) -> int:
-    """Fails for what it does not have.
-
-    Args:
-        key: One of a few.
-    """
-    return {"a": 1}[key]
-
-
-@tool
 def imported(n: int) -> list:
     """Imports what it needs.
 
@@ -211,46 +164,6 @@ class AskingTwice(Asking):
 
     def forward(self, question: str) -> str:
         return " & ".join(super(AskingTwice, self).forward(part) for part in (question, question[::-1]))
-
-
-@dataclasses.dataclass
-class Settings:
-    depth: int
-    names: list[str] = dataclasses.field(default_factory=list)
-    day: datetime.date = datetime.date(2026, 11, 21)
-
-
-class Level(enum.Enum):
-    LOW = 1
-    HIGH = 2
-
-
-class Configured(smolagents.Tool):
-    name = "configured"
-    description = "Has settings."
-    inputs = {"level": {"type": "integer", "description": "1 or 2."}}
-    output_type = "string"
-    where = os.environ.get("A_VARIABLE_THAT_IS_NOWHERE", "nowhere")
-    __secret = "s"
-
-    def __init__(self):
-        super().__init__()
-        self.settings = Settings(3, ["a"])
-        self.same = self.settings.names
-        self.me = self
-
-    @staticmethod
-    def _depth(settings):
-        return settings.depth
-
-    @property
-    def day(self):
-        return self.settings.day.isoformat()
-
-    def forward(self, level: int) -> str:
-        self.same.append(self.__secret)
-        assert self.me is self
-        return f"{Level(level).name} {self._depth(self.settings)} {self.settings.names} {self.day} {self.where}"
 
 
 class Calling(Tool):
@@ -301,47 +214,6 @@ class Measuring(Tool):
         return total, self.image.size, self.image.getpixel((0, 0)), self.table[column]
 
 
-def _local_class(prefix):
-    class Local(Tool):
-        name = "local"
-        description = "Is made in a function."
-        inputs = {"x": {"type": "string", "description": "Any."}}
-        output_type = "string"
-
-        def forward(self, x: str) -> str:
-            def inner():
-                yield from (prefix, x)
-
-            return "-".join(inner())
-
-    return Local()
-
-
-local = _local_class("p")
-
-
-class Recording(Tool):
-    name = "recording"
-    description = "Has a state that leads back to itself."
-    inputs = {"x": {"type": "string", "description": "Any."}}
-    output_type = "any"
-
-    def __init__(self):
-        super().__init__()
-        self.log = ["begin"]
-        self.views = {"all": self.log, "again": [self.log]}
-        self.log.append(self.views)
-
-    def forward(self, x: str) -> Any:
-        self.log.append(x)
-        return (
-            self.views["all"] is self.log,
-            self.views["again"][0] is self.log,
-            self.log[1] is self.views,
-            len(self.log),
-        )
-
-
 class Raising(Tool):
     name = "raising"
     description = "Raises."
@@ -387,31 +259,22 @@ value
 CORPUS: dict[str, tuple[Any, str]] = {
     "convert": (convert, "[convert(3), convert(3, 'usd'), convert(amount=2, to='eur')]"),
     "convert_dict": (convert, "convert_dict({'amount': 4, 'to': 'usd'})"),
-    "factorial": (factorial, "factorial(5)"),
     "words": (words, "[words('Ab c'), words('Ab c', limit=1)]"),
     "priced": (priced, "priced('abc')"),
     "tried": (tried, "[tried(1), tried(2)]"),
-    "remembered": (remembered, "[remembered(2), remembered(2)]"),
     "scaled_by_two": (scaled_by_two, "[scaled_by_two(1), scaled_by_two(2)]"),
     "scaled_by_ten": (scaled_by_ten, "[scaled_by_ten(1), scaled_by_ten(2)]"),
     "collected": (collected, "[list(collected(1)), list(collected(2)), collected(3, [])]"),
-    "tidied": (tidied, "[tidied(' x '), tidied('y')]"),
-    "looked_up": (looked_up, "looked_up('a')"),
-    "looked_up_error": (looked_up, _caught("looked_up_error('b')")),
     "imported": (imported, "imported(2)"),
     "asking": (asking, "[asking('q'), asking(question='r')]"),
     "asking_elsewhere": (asking_elsewhere, "asking_elsewhere({'question': 'q'})"),
     "asking_twice": (AskingTwice("k3"), "asking_twice('ab')"),
-    "configured": (Configured(), "[configured(1), configured(2)]"),
     "calling": (Calling(), "calling(1)"),
     "plain": (Plain(), "[plain(1, 2), plain(x=3, y=4), plain(**{'x': 5, 'y': 6})]"),
     "plain_error": (Plain(), _caught("plain_error(1, '2')")),
     "changed": (changed, "changed(3, 4)"),
     "measuring": (Measuring(), "[measuring('a'), measuring('b')]"),
-    "local": (local, "local('x')"),
-    "recording": (Recording(), "[recording('x'), recording('y')]"),
     "raising": (Raising(), _caught("raising('x')")),
-    "partial": (functools.partial(helpers.area, 2), "partial()"),
 }
 
 
@@ -424,15 +287,6 @@ class Guarded(Plain):
     def __init__(self):
         super().__init__()
         self.lock = threading.Lock()
-
-
-class Reading(Plain):
-    name = "reading"
-
-    def __init__(self):
-        super().__init__()
-        self.file = open(os.devnull)
-        self.file.close()
 
 
 class Delegating(Plain):
@@ -450,44 +304,6 @@ class Piped(PipelineTool):
     output_type = "string"
 
 
-class Shared(Plain):
-    name = "shared"
-    started = threading.Event()
-
-
-@tool
-def locked(x: int) -> int:
-    """Uses a lock of its module.
-
-    Args:
-        x: Any.
-    """
-    with _LOCK:
-        return x
-
-
-@tool
-def unfinished(x: int) -> int:
-    """Uses a name that is nowhere.
-
-    Args:
-        x: Any.
-    """
-    return driver.open(x)  # noqa: F821
-
-
-@tool
-def own_import(x: int) -> int:
-    """Imports a module of the user's.
-
-    Args:
-        x: Any.
-    """
-    from tests.support.shipped import plain
-
-    return plain.RATE * x
-
-
 @tool
 def agent_type(x: int) -> Any:
     """Returns a type of smolagents.
@@ -496,19 +312,6 @@ def agent_type(x: int) -> Any:
         x: Any.
     """
     return AgentImage(PIL.Image.new("RGB", (x, x)))
-
-
-@tool
-def next_letter(x: int) -> str:
-    """Goes through a generator.
-
-    Args:
-        x: Any.
-    """
-    return next(_LETTERS)
-
-
-_LETTERS = (letter for letter in "abc")
 
 
 class OfLangChain:
@@ -532,8 +335,6 @@ def _cant(kind):
 
 REFUSED: dict[str, tuple[Any, list[str]]] = {
     "guarded": (Guarded(), [f"self.lock: {_cant('_thread.lock')}"]),
-    "reading": (Reading(), [f"self.file: {_cant('_io.TextIOWrapper')}"]),
-    "shared": (Shared(), [f"Shared.started: {_cant('threading.Event')}"]),
     "delegating": (
         Delegating(),
         [
@@ -543,17 +344,7 @@ REFUSED: dict[str, tuple[Any, list[str]]] = {
             "self.agent: it is an agent, whose model and tools are in this process",
         ],
     ),
-    "locked": (locked, [f"_LOCK: {_cant('_thread.lock')}"]),
-    "unfinished": (
-        unfinished,
-        ["driver: is not defined here; what exists in the sandbox only must be imported inside the tool"],
-    ),
-    "own_import": (
-        own_import,
-        ["tests.support.shipped: is not in the sandbox and is imported inside the tool; import it at the top"],
-    ),
     "agent_type": (agent_type, ["AgentImage: is a type of smolagents; use the plain value"]),
-    "next_letter": (next_letter, [f"_LETTERS: {_cant('generator')}"]),
     "piped": (Piped.__new__(Piped), ["it holds a model that is loaded in this process"]),
     "chained": (Tool.from_langchain(OfLangChain()), ["it holds a tool of LangChain, and only passes calls on"]),
     "remote": (MCPAdaptTool(), ["it calls an MCP server, whose connection is in this process"]),

@@ -9,9 +9,8 @@ from contextlib import suppress
 from typing import Any
 
 import PIL.Image
-from connectrpc.code import Code
 from connectrpc.errors import ConnectError
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.requests import Request
 from starlette.responses import Response
 
@@ -22,9 +21,8 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import ExecutorClientError
 from executor_client.results import ErrorDetail, ExecutionResult, Usage
 from executor_server.gateway import errors
-from executor_server.gateway.bodies import body_of
+from executor_server.gateway.bodies import json_of
 from executor_server.gateway.clients import Clients
-from executor_server.gateway.codecs import JSON_VALUES_MAX, has_too_many_values
 from executor_server.gateway.connect.service import bearer_token
 
 PATH = "/v1/run"
@@ -93,7 +91,7 @@ class Run:
     async def answer(self, request: Request) -> Response:
         try:
             client = await self._clients.of(bearer_token(request.headers))
-            return _json_response(await _run(client, await _request(request)))
+            return _json_response(await _run(client, await json_of(request, RunRequest, BODY_BYTES_MAX, too_large=429)))
         except asyncio.CancelledError:
             return errors.response(errors.of_cancellation())
         except ConnectError as error:
@@ -102,17 +100,6 @@ class Run:
             return errors.response(errors.of_client(error))
         except Exception as error:  # noqa: BLE001 - the border
             return errors.response(errors.of_bug(PATH, error))
-
-
-async def _request(request: Request) -> RunRequest:
-    body = await body_of(request, BODY_BYTES_MAX, too_large=429)
-    if has_too_many_values(body):
-        raise ConnectError(Code.INVALID_ARGUMENT, f"the request has more than {JSON_VALUES_MAX:,} values")
-    try:
-        return RunRequest.model_validate_json(body)
-    except ValidationError as error:
-        problems = [f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in error.errors()[:10]]
-        raise ConnectError(Code.INVALID_ARGUMENT, "; ".join(problems)) from None
 
 
 async def _run(client: AsyncExecutorClient, wanted: RunRequest) -> RunResult:

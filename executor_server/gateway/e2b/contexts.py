@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import re
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from executor_api.limits import PATH_BYTES_MAX
@@ -60,6 +61,12 @@ _KNOWN = f"""(lambda env, here, kept: (
     env.update(PWD={HOME!r}), [here, {{name: cwd for name, (cwd, _) in kept.items()}}]
 )[1])(get_ipython().os.environ, *globals().get("_e2b_contexts", ({DEFAULT!r}, {{}})))"""
 _RESTART = "get_ipython().os._exit(0)"
+# Sets variables of the environment and returns their earlier values, to set them again.
+_SET_ENV = """(lambda env, new: (
+    {name: env.get(name) for name in new},
+    [env.pop(name, None) for name, value in new.items() if value is None],
+    env.update({name: value for name, value in new.items() if value is not None}),
+)[0])(get_ipython().os.environ, %r)"""
 
 
 @dataclass
@@ -80,7 +87,12 @@ class Contexts:
         self.lock = asyncio.Lock()
         self.running: str | None = None
         """The context whose code runs."""
-        self._session = session
+        self.waiting = 0
+        """Executions that run or wait."""
+        self.session = session
+        # Environment variables that a call replaced, with their earlier values, and the interpreter that has them.
+        self._earlier_env: Mapping[str, str | None] = {}
+        self._env_generation = 0
         self._known = {DEFAULT: Context(DEFAULT)}
         self._current = DEFAULT
         self._generation: int | None = None
@@ -103,10 +115,10 @@ class Contexts:
 
     async def learn(self) -> None:
         """Finds the current context of a new interpreter; in the first one, also the contexts of an earlier gateway."""
-        if self._generation == self._session.generation:
+        if self._generation == self.session.generation:
             return
         try:
-            found = await self._session.evaluate(_KNOWN)
+            found = await self.session.evaluate(_KNOWN)
         except EvaluationError:  # the policy lets no code switch contexts
             found = None
         self._current = DEFAULT
@@ -116,7 +128,7 @@ class Contexts:
                     if isinstance(context_id, str) and isinstance(cwd, str) and _ID.fullmatch(context_id):
                         self._known[context_id] = Context(context_id, cwd[:PATH_BYTES_MAX])
                 self._current = current if current in self._known else DEFAULT
-        self._generation = self._session.generation
+        self._generation = self.session.generation
 
     async def create(self, cwd: str) -> Context:
         """Makes a context and enters it. Raises Refusal."""
@@ -137,10 +149,28 @@ class Contexts:
         await self.learn()
         if context.context_id == self._current:
             return
-        result = await self._session.execute(_SWITCH % (context.context_id, context.cwd))
+        before, self._current = self._current, ""  # unknown, if this task is cancelled
+        result = await self.session.execute(_SWITCH % (context.context_id, context.cwd))
+        self._current = context.context_id if result.succeeded else before
         if not result.succeeded:
             raise _not_entered(context, result)
-        self._current = context.context_id
+
+    async def set_env(self, env: Mapping[str, str | None]) -> None:
+        """Sets variables of the environment until `restore_env`. Raises Refusal."""
+        try:
+            earlier = await self.session.evaluate(_SET_ENV % dict(env))
+        except EvaluationError as error:
+            raise Refusal(403, f"env_vars could not be set: {error.message}") from error
+        if isinstance(earlier, dict):  # it comes from agent code
+            self._env_generation = self.session.generation
+            self._earlier_env = {name: value for name in env if isinstance(value := earlier.get(name), str | None)}
+
+    async def restore_env(self) -> None:
+        """Restores the environment after a call, and before the next one if that call was cancelled."""
+        earlier, self._earlier_env = self._earlier_env, {}
+        if earlier and self._env_generation == self.session.generation:
+            await self.set_env(earlier)
+            self._earlier_env = {}
 
     async def remove(self, context: Context) -> None:
         """Removes a context and its variables. Raises Refusal."""
@@ -150,7 +180,7 @@ class Contexts:
         async with self.lock:
             if context.context_id == self._current:
                 await self.enter(self.find(DEFAULT))
-            await self._session.evaluate(_FORGET % context.context_id)
+            await self.session.evaluate(_FORGET % context.context_id)
             self._known.pop(context.context_id, None)
 
     async def restart(self, context: Context) -> None:
@@ -158,17 +188,17 @@ class Contexts:
         await self._stop(context)
         async with self.lock:
             if len(self._known) == 1:
-                result = await self._session.execute(_RESTART)
+                result = await self.session.execute(_RESTART)
                 if result.outcome is not Outcome.EXITED:
                     raise _not_entered(context, result)
             else:
                 await self.enter(context)
-                await self._session.evaluate(_CLEAR % context.cwd)
+                await self.session.evaluate(_CLEAR % context.cwd)
             context.executions = 0
 
     async def _stop(self, context: Context) -> None:
         if self.running == context.context_id:
-            await self._session.cancel()
+            await self.session.cancel()
 
 
 def _not_entered(context: Context, result: ExecutionResult) -> Refusal:

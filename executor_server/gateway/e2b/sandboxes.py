@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,7 +32,7 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import NotFoundError
 from executor_client.results import Limits, Policy, SessionInfo, SessionState
 from executor_server.core.config import GatewaySection
-from executor_server.gateway.bodies import body_of
+from executor_server.gateway.bodies import json_of
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b import metrics
 from executor_server.gateway.e2b.errors import REFUSALS, not_offered
@@ -120,12 +120,7 @@ class _Refresh(_Body):
 
 async def _body(request: Request, kind: type[M]) -> M:
     """Reads and validates the body. Raises Refusal (400, 413, 501)."""
-    data = await body_of(request, BODY_BYTES_MAX)
-    try:
-        body = kind.model_validate_json(data or b"{}")
-    except ValidationError as error:
-        first = error.errors(include_url=False, include_input=False)[0]
-        raise Refusal(400, f"{'.'.join(map(str, first['loc'])) or 'the body'}: {first['msg']}") from None
+    body = await json_of(request, kind, BODY_BYTES_MAX)
     _refuse_unknown(body)
     return body
 

@@ -17,7 +17,6 @@ import zlib
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import TYPE_CHECKING
 from urllib.parse import quote
-from weakref import WeakValueDictionary
 
 from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
@@ -42,8 +41,6 @@ if TYPE_CHECKING:
 
 FILES_MAX = 1000
 """Files of one upload."""
-DOWNLOADS_MAX = 8
-"""Files that are read from one sandbox at one time; others wait. The daemon allows a sandbox 16 transfers."""
 IDLE_S = 60.0
 """A request ends when its client sends or takes nothing for this time."""
 _INFLATED_BYTES = 256 << 10
@@ -71,7 +68,6 @@ class _Files:
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
         self._room = Room()
-        self._downloads: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()  # by sandbox
 
     async def serve(self, request: Request) -> Response:
         is_upload = request.method == "POST"
@@ -95,7 +91,7 @@ class _Files:
         access_token = request.headers.get("x-access-token")
         if access_token and sandbox_id:
             return await self._sandboxes.find(sandbox_id, access_token)
-        records = [self._sandboxes.record(sandbox_id)] if sandbox_id else self._sandboxes.running()
+        possible = [self._sandboxes.known(sandbox_id)] if sandbox_id else self._sandboxes.running()
         signature, expiration = query.get("signature"), query.get("signature_expiration")
         if signature is None:
             raise Refusal(401, "missing signature query parameter")
@@ -105,12 +101,13 @@ class _Files:
         signed = hashlib.sha256(
             f"{query.get('path', '')}:{operation}:{query.get('username', '')}:".encode(errors="replace")
         )
-        record = next((each for each in records if _is_signed(given, signed, each.access_token, expiration)), None)
-        if record is None:
+        tokens = ((each, each.record.access_token) for each in possible)
+        sandbox = next((each for each, token in tokens if _is_signed(given, signed, token, expiration)), None)
+        if sandbox is None:
             raise Refusal(401, "invalid signature")
         if expiration is not None and int(expiration) < time.time():
             raise Refusal(401, "signature is already expired")
-        return await self._sandboxes.open(record)
+        return await self._sandboxes.open(sandbox)
 
     async def _upload(self, request: Request, sandbox: Sandbox) -> Response:
         if any(name.startswith("x-metadata-") for name in request.headers):
@@ -152,8 +149,7 @@ class _Files:
         path = absolute(request.query_params.get("path", ""))
         spool = Spool(self._room, sandbox.record.token)
         try:
-            slots = self._downloads.setdefault(sandbox.record.sandbox_id, asyncio.Semaphore(DOWNLOADS_MAX))
-            async with slots, contextlib.aclosing(sandbox.session.files.stream(inside(path))) as pieces:
+            async with sandbox.downloads, contextlib.aclosing(sandbox.session.files.stream(inside(path))) as pieces:
                 async for piece in pieces:
                     await spool.add(piece)
             headers = {

@@ -32,7 +32,6 @@ from executor_server.gateway.e2b.envd import filesystem_pb2 as pb
 from executor_server.gateway.e2b.envd.calls import CODECS, USER, keepalive_s, sandbox_of
 from executor_server.gateway.e2b.paths import absolute, inside, name_of, shown
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
-from executor_server.gateway.errors import Refusal
 
 LINKS_MAX = 256
 """Links of a listing that are followed. Further ones are described as links."""
@@ -61,7 +60,6 @@ class FilesystemService(filesystem_connect.Filesystem):
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
-        self._watchers: dict[tuple[str, str], _Watcher] = {}  # by sandbox and id
 
     async def stat(self, request: pb.StatRequest, ctx: Context, /) -> pb.StatResponse:
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
@@ -124,7 +122,7 @@ class FilesystemService(filesystem_connect.Filesystem):
     # Watches
 
     async def watch_dir(self, request: pb.WatchDirRequest, ctx: Context, /) -> AsyncIterator[pb.WatchDirResponse]:
-        async with sandbox_of(self._sandboxes, ctx) as sandbox, await _Watcher.begun(sandbox, request) as watcher:
+        async with sandbox_of(self._sandboxes, ctx) as sandbox, await Watcher.begun(sandbox, request) as watcher:
             yield pb.WatchDirResponse(start=pb.WatchDirResponse.StartEvent())
             silence_s = keepalive_s(ctx)
             while True:
@@ -137,13 +135,11 @@ class FilesystemService(filesystem_connect.Filesystem):
     async def create_watcher(self, request: pb.CreateWatcherRequest, ctx: Context, /) -> pb.CreateWatcherResponse:
         """Begins a polled watch. It ends with the sandbox or the gateway."""
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
-            sandbox_id = sandbox.record.sandbox_id
-            self._forget_ended()
-            if sum(key[0] == sandbox_id for key in self._watchers) >= WATCHERS_MAX:
+            if len(sandbox.watchers) >= WATCHERS_MAX:
                 message = f"this sandbox has {WATCHERS_MAX} watchers, its maximum; stop one"
                 raise ConnectError(Code.RESOURCE_EXHAUSTED, message)
             watcher_id = f"w{secrets.token_hex(10)}"
-            self._watchers[sandbox_id, watcher_id] = await _Watcher.begun(sandbox, request)
+            sandbox.watchers[watcher_id] = await Watcher.begun(sandbox, request)
             return pb.CreateWatcherResponse(watcher_id=watcher_id)
 
     async def get_watcher_events(
@@ -151,7 +147,7 @@ class FilesystemService(filesystem_connect.Filesystem):
     ) -> pb.GetWatcherEventsResponse:
         """Waits until the sandbox has reported all changes before the call, and returns the events."""
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
-            watcher = self._watcher(sandbox, request.watcher_id)
+            watcher = _watcher(sandbox, request.watcher_id)
             events: list[pb.FilesystemEvent] = []
             async with watcher.lock:
                 until = time.monotonic() + POLL_S
@@ -161,27 +157,20 @@ class FilesystemService(filesystem_connect.Filesystem):
 
     async def remove_watcher(self, request: pb.RemoveWatcherRequest, ctx: Context, /) -> pb.RemoveWatcherResponse:
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
-            watcher = self._watcher(sandbox, request.watcher_id)
-            del self._watchers[sandbox.record.sandbox_id, request.watcher_id]
+            watcher = _watcher(sandbox, request.watcher_id)
+            del sandbox.watchers[request.watcher_id]
             await watcher.close()
             return pb.RemoveWatcherResponse()
 
-    def _forget_ended(self) -> None:
-        """Forgets the watchers of ended sandboxes."""
-        for key in list(self._watchers):
-            try:
-                self._sandboxes.record(key[0])
-            except Refusal:
-                del self._watchers[key]
 
-    def _watcher(self, sandbox: Sandbox, watcher_id: str) -> _Watcher:
-        watcher = self._watchers.get((sandbox.record.sandbox_id, watcher_id))
-        if watcher is None:
-            raise ConnectError(Code.NOT_FOUND, f"watcher with id {watcher_id[:64]} not found")
-        return watcher
+def _watcher(sandbox: Sandbox, watcher_id: str) -> Watcher:
+    watcher = sandbox.watchers.get(watcher_id)
+    if watcher is None:
+        raise ConnectError(Code.NOT_FOUND, f"watcher with id {watcher_id[:64]} not found")
+    return watcher
 
 
-class _Watcher:
+class Watcher:
     """A watch with its next changes. As a context manager it closes itself."""
 
     def __init__(self, watch: AsyncFileWatch, path: str, root: str, *, include_entry: bool) -> None:

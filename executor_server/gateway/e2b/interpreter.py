@@ -13,7 +13,6 @@ import textwrap
 import time
 from collections.abc import Collection
 from typing import Annotated
-from weakref import WeakKeyDictionary
 
 import structlog
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
@@ -24,7 +23,6 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from executor_api.limits import CODE_BYTES_MAX, PATH_BYTES_MAX
-from executor_client.aio_session import AsyncSession
 from executor_client.errors import EvaluationError, ExecutorClientError
 from executor_client.events import ExecutionEvent
 from executor_client.results import ExecutionResult, Outcome, VariablesState
@@ -112,16 +110,11 @@ class _Interpreter:
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
-        self._contexts: WeakKeyDictionary[AsyncSession, Contexts] = WeakKeyDictionary()
 
     async def _of(self, request: Request, *, or_traffic: bool = False) -> Contexts:
         """Returns the contexts of the sandbox. Raises Refusal."""
         token = request.headers.get("x-access-token") or request.headers.get("e2b-traffic-access-token")
-        session = (await self._sandboxes.find(current_target().sandbox_id, token, or_traffic=or_traffic)).session
-        contexts = self._contexts.get(session)
-        if contexts is None:
-            contexts = self._contexts[session] = Contexts(session)
-        return contexts
+        return (await self._sandboxes.find(current_target().sandbox_id, token, or_traffic=or_traffic)).contexts
 
     async def _known(self, request: Request) -> Contexts:
         contexts = await self._of(request, or_traffic=True)  # SDKs send no other token with these requests

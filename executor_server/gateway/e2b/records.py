@@ -14,14 +14,15 @@ import asyncio
 import contextlib
 import hmac
 import json
-import math
 import sqlite3
 import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from contextvars import Context
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import TYPE_CHECKING, Self
+from weakref import WeakValueDictionary
 
 import structlog
 
@@ -31,15 +32,21 @@ from executor_client.errors import AuthenticationError, ExecutorClientError, Not
 from executor_client.results import SessionState
 from executor_server.core import open_file
 from executor_server.core.config import StateDirError
-from executor_server.gateway.e2b.errors import refusal_of, sandbox_gone
-from executor_server.gateway.errors import Refusal
+from executor_server.gateway.e2b.contexts import Contexts
+from executor_server.gateway.e2b.errors import sandbox_gone
+from executor_server.gateway.errors import Refusal, of_client
+
+if TYPE_CHECKING:
+    from executor_server.gateway.e2b.filesystem import Watcher
 
 IDLE_PART = 3
 """The gateway restarts the idle time of a session after a third of it."""
 CONCURRENT_MAX = 16
-"""Sandboxes that the timer ends or keeps alive at one time."""
+"""Sandboxes that timers end or keep alive at one time."""
 RETRY_S = 5.0
-"""Seconds until the timer repeats a call that failed."""
+"""Seconds until a timer repeats a call that failed."""
+DOWNLOADS_MAX = 8
+"""Files that are read from one sandbox at one time; others wait. The daemon allows a sandbox 16 transfers."""
 
 _VERSION = 1
 _TABLE = """
@@ -87,16 +94,42 @@ _SELECT = f"SELECT {', '.join(_COLUMNS)} FROM sandboxes"
 _REPLACE = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({', '.join('?' * len(_COLUMNS))})"
 
 
-@dataclass(frozen=True)
 class Sandbox:
-    """A running sandbox. Requests of this sandbox share the session object."""
+    """A sandbox that has a record, and what its requests share."""
 
-    record: Record
-    session: AsyncSession
+    def __init__(self, record: Record, *, touch_time: float = 0.0) -> None:
+        self.record = record
+        self.touch_time = touch_time
+        """When to restart the idle time of the session, monotonic."""
+        self.changed = asyncio.Event()
+        """Set if `record` is another one."""
+        self.downloads = asyncio.Semaphore(DOWNLOADS_MAX)
+        self.watchers: dict[str, Watcher] = {}
+        self.writers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """Locks by the ids of processes, for those who write to them."""
+        self._open: tuple[AsyncExecutorClient, AsyncSession, Contexts] | None = None
+
+    @property
+    def session(self) -> AsyncSession:
+        """The session, once the sandbox is open."""
+        assert self._open is not None
+        return self._open[1]
+
+    @property
+    def contexts(self) -> Contexts:
+        """The contexts of its interpreter, once the sandbox is open."""
+        assert self._open is not None
+        return self._open[2]
+
+    def is_open(self, client: AsyncExecutorClient) -> bool:
+        return self._open is not None and self._open[0] is client
+
+    def open(self, client: AsyncExecutorClient, session: AsyncSession) -> None:
+        self._open = client, session, Contexts(session)
 
 
 class Sandboxes:
-    """The sandboxes of a gateway; one object for the process. As a context manager it owns the file and the timer."""
+    """The sandboxes of a gateway; one object for the process. As a context manager it owns the file and the timers."""
 
     def __init__(
         self, path: Path, client: Callable[[str], Awaitable[AsyncExecutorClient]], users: Collection[str] = ()
@@ -109,179 +142,153 @@ class Sandboxes:
         self.users = users
         try:
             self._database = open_file(path, _TABLE, _VERSION, synchronous="NORMAL")
-            self._records = {each.sandbox_id: each for each in map(_record, self._database.execute(_SELECT))}
+            self._sandboxes = {each.sandbox_id: Sandbox(each) for each in map(_record, self._database.execute(_SELECT))}
         except (OSError, ValueError, sqlite3.Error) as error:
             raise StateDirError(
                 f"The gateway's file of sandboxes {path} can't be used: {error}. Move it away: a new one is made, and "
                 "the sandboxes in it end when they are idle."
             ) from error
-        self._sessions: dict[str, tuple[AsyncExecutorClient, AsyncSession]] = {}
-        self._touched: dict[str, float] = {}  # when the idle time of each was restarted last, monotonic
-        self._failed: dict[str, float] = {}  # when to try again, monotonic
-        self._changed = asyncio.Event()
+        self._timers: set[asyncio.Task[None]] = set()
+        self._slots = asyncio.Semaphore(CONCURRENT_MAX)
 
     async def __aenter__(self) -> Self:
-        self._timer = asyncio.create_task(self._run())
+        for sandbox in self._sandboxes.values():
+            self._start_timer(sandbox)
         return self
 
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._timer.cancel()
-        await asyncio.gather(self._timer, return_exceptions=True)
+        for timer in self._timers:
+            timer.cancel()
+        await asyncio.gather(*self._timers, return_exceptions=True)
         self._database.close()
 
     # Traffic of a sandbox
 
-    def record(self, sandbox_id: str) -> Record:
-        """Returns the record of a sandbox, for a caller who is not authenticated. Raises Refusal (502)."""
-        record = self.get(sandbox_id)
-        if record is None:
+    def known(self, sandbox_id: str) -> Sandbox:
+        """Returns a sandbox, for a caller who is not authenticated. Raises Refusal (502)."""
+        sandbox = self.get(sandbox_id)
+        if sandbox is None:
             raise sandbox_gone()
-        return record
+        return sandbox
 
-    def running(self) -> list[Record]:
-        """Returns the records of the sandboxes whose end time has not come."""
+    def running(self) -> list[Sandbox]:
+        """Returns the sandboxes whose end time has not come."""
         now = time.time()
-        return [each for each in self._records.values() if each.end_time > now]
+        return [each for each in self._sandboxes.values() if each.record.end_time > now]
 
     async def find(self, sandbox_id: str, token: str | None, *, or_traffic: bool = False) -> Sandbox:
         """Returns a sandbox for traffic with its access token; with `or_traffic`, also with its traffic token.
 
         Raises Refusal as envd answers: 502 if there is no such sandbox, 401 if the token is not its own.
         """
-        record = self.record(sandbox_id)
-        may_enter = or_traffic and record.traffic_token and is_same(token, record.traffic_token)
-        if not may_enter and not is_same(token, record.access_token):
+        sandbox = self.known(sandbox_id)
+        traffic_token = sandbox.record.traffic_token
+        may_enter = or_traffic and traffic_token and is_same(token, traffic_token)
+        if not may_enter and not is_same(token, sandbox.record.access_token):
             raise Refusal(401, "unauthorized access, please provide a valid access token if required")
-        return await self.open(record)
+        return await self.open(sandbox)
 
     async def find_port(self, sandbox_id: str, traffic_token: str | None) -> Sandbox:
         """Returns a sandbox for traffic to its programs, which needs a token only if the sandbox has a traffic token.
 
         Raises Refusal: 502 if there is no such sandbox, 403 if the token is not its own.
         """
-        record = self.record(sandbox_id)
-        if record.traffic_token and not is_same(traffic_token, record.traffic_token):
+        sandbox = self.known(sandbox_id)
+        if sandbox.record.traffic_token and not is_same(traffic_token, sandbox.record.traffic_token):
             raise Refusal(403, "this sandbox takes traffic with its traffic token only: E2b-Traffic-Access-Token")
-        return await self.open(record)
+        return await self.open(sandbox)
 
-    async def open(self, record: Record) -> Sandbox:
-        """Returns the sandbox of a record. Raises Refusal."""
+    async def open(self, sandbox: Sandbox, *, anew: bool = False) -> Sandbox:
+        """Opens the session of a sandbox; with `anew`, asks the daemon for it in any case. Raises Refusal."""
+        record = sandbox.record
         try:
             client = await self._client(record.token)
-            known = self._sessions.get(record.sandbox_id)
-            if known is None or known[0] is not client:
+            if anew or not sandbox.is_open(client):
                 session = await client.get_session(record.session_id)
                 if session.info.state is SessionState.LOST:
                     await session.close()
-                    self._gone(record)
-                if record.sandbox_id not in self._records:  # it was ended meanwhile
+                    self.forget(record.sandbox_id)
+                if record.sandbox_id not in self._sandboxes:  # lost, or ended meanwhile
                     raise sandbox_gone()
-                known = self._sessions.get(record.sandbox_id)
-                if known is None or known[0] is not client:  # else another request was faster
-                    known = self._sessions[record.sandbox_id] = (client, session)
+                if not sandbox.is_open(client):  # else another request was faster
+                    sandbox.open(client, session)
         except SessionGone:
-            self._gone(record)
+            self.forget(record.sandbox_id)
+            raise sandbox_gone() from None
         except ExecutorClientError as error:
-            raise refusal_of(error) from error
-        return Sandbox(record, known[1])
-
-    async def check(self, sandbox_id: str) -> None:
-        """Asks the daemon whether a sandbox runs. Raises Refusal, 502 if it does not."""
-        record = self.record(sandbox_id)
-        sandbox = await self.open(record)
-        try:
-            await sandbox.session.refresh()
-        except SessionGone:
-            self._gone(record)
-        except ExecutorClientError as error:
-            raise refusal_of(error) from error
-
-    def _gone(self, record: Record) -> NoReturn:
-        self.forget(record.sandbox_id)
-        raise sandbox_gone()
+            raise of_client(error) from error
+        return sandbox
 
     # The account
 
-    def get(self, sandbox_id: str) -> Record | None:
-        """Returns the record of a sandbox whose end time has not come."""
-        record = self._records.get(sandbox_id)
-        return record if record is not None and record.end_time > time.time() else None
-
-    def of_sessions(self, session_ids: Mapping[str, object]) -> list[Record]:
-        """Returns the running sandboxes of these sessions, oldest first."""
-        found = [each for each in self.running() if each.session_id in session_ids]
-        return sorted(found, key=lambda record: (record.create_time, record.sandbox_id))
+    def get(self, sandbox_id: str) -> Sandbox | None:
+        """Returns a sandbox whose end time has not come."""
+        sandbox = self._sandboxes.get(sandbox_id)
+        return sandbox if sandbox is not None and sandbox.record.end_time > time.time() else None
 
     def keep(self, record: Record) -> None:
         """Writes a new or changed record."""
         self._database.execute(_REPLACE, _row(record))
-        self._records[record.sandbox_id] = record
-        self._touched.setdefault(record.sandbox_id, time.monotonic())
-        self._changed.set()
+        sandbox = self._sandboxes.get(record.sandbox_id)
+        if sandbox is None:
+            sandbox = Sandbox(record, touch_time=time.monotonic() + record.idle_time_s / IDLE_PART)
+            self._sandboxes[record.sandbox_id] = sandbox
+            self._start_timer(sandbox)
+        sandbox.record = record
+        sandbox.changed.set()
 
     def forget(self, sandbox_id: str) -> None:
         """Removes a record whose session has ended. Idempotent."""
         self._database.execute("DELETE FROM sandboxes WHERE sandbox_id = ?", (sandbox_id,))
-        self._records.pop(sandbox_id, None)
-        self._sessions.pop(sandbox_id, None)
-        self._touched.pop(sandbox_id, None)
-        self._failed.pop(sandbox_id, None)
+        sandbox = self._sandboxes.pop(sandbox_id, None)
+        if sandbox is not None:
+            sandbox.changed.set()
 
-    # The timer
+    # The timers
 
-    async def _run(self) -> None:
-        """Ends sandboxes at their end times and keeps the others alive, until it is cancelled."""
-        slots = asyncio.Semaphore(CONCURRENT_MAX)
-        while True:
-            self._changed.clear()
-            due = [record for record in self._records.values() if self._wait_s(record) <= 0]
-            if due:
-                await asyncio.gather(*(self._serve(record, slots) for record in due))
-                continue
-            wait_s = min(map(self._wait_s, self._records.values()), default=None)
+    def _start_timer(self, sandbox: Sandbox) -> None:
+        # Not in the context of a request: what the timer uses is not the request's.
+        timer = asyncio.create_task(self._tend(sandbox), context=Context())
+        self._timers.add(timer)
+        timer.add_done_callback(self._timers.discard)
+
+    async def _tend(self, sandbox: Sandbox) -> None:
+        """Keeps a sandbox alive, and ends it at its end time."""
+        while self._sandboxes.get(sandbox.record.sandbox_id) is sandbox:
+            record = sandbox.record
+            sandbox.changed.clear()
+            wait_s = min(record.end_time - time.time(), sandbox.touch_time - time.monotonic())
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._changed.wait(), wait_s)
-
-    def _wait_s(self, record: Record) -> float:
-        """Returns the seconds until the timer must do something for a sandbox."""
-        now = time.monotonic()
-        again_s = self._failed.get(record.sandbox_id, now) - now
-        idle_s = self._touched.get(record.sandbox_id, -math.inf) + record.idle_time_s / IDLE_PART - now
-        return max(again_s, min(record.end_time - time.time(), idle_s))
-
-    async def _serve(self, record: Record, slots: asyncio.Semaphore) -> None:
-        async with slots:
+                await asyncio.wait_for(sandbox.changed.wait(), wait_s)
+                continue
             is_due = record.end_time <= time.time()
             try:
-                is_kept = await (self._end(record) if is_due else self._keep_alive(record))
-                if not is_kept and self._records.get(record.sandbox_id) is record:
-                    self.forget(record.sandbox_id)
-            except Exception as error:  # noqa: BLE001 - the timer goes on with the others
+                async with self._slots:
+                    if await self._is_kept(record, is_due=is_due):
+                        sandbox.touch_time = time.monotonic() + record.idle_time_s / IDLE_PART
+                    else:
+                        self.forget(record.sandbox_id)
+            except Exception as error:  # noqa: BLE001 - it is repeated
                 _log.warning("sandbox_not_served", sandbox_id=record.sandbox_id, is_due=is_due, error=str(error))
-                if record.sandbox_id in self._records:
-                    self._failed[record.sandbox_id] = time.monotonic() + RETRY_S
+                await asyncio.sleep(RETRY_S)
 
-    async def _keep_alive(self, record: Record) -> bool:
-        """Restarts the idle time of a sandbox. Returns False if it has ended."""
+    async def _is_kept(self, record: Record, *, is_due: bool) -> bool:
+        """Restarts the idle time of a sandbox, or ends it if it is due. Returns False if it has ended."""
         try:
             session = await (await self._client(record.token)).get_session(record.session_id)
-            if session.info.state is not SessionState.LOST:
-                await session.keep_alive()
-                if record.sandbox_id in self._records:
-                    self._touched[record.sandbox_id] = time.monotonic()
-                return True
-            await session.close()
+            if is_due or session.info.state is SessionState.LOST:
+                await session.close()
+                return False
+            await session.keep_alive()
         except NotFoundError:
-            pass
-        return False
-
-    async def _end(self, record: Record) -> bool:
-        """Ends a sandbox. Returns False; also for a revoked key: the daemon ends the sandbox when it is idle."""
-        with contextlib.suppress(NotFoundError, AuthenticationError):
-            await (await (await self._client(record.token)).get_session(record.session_id)).close()
-        return False
+            return False
+        except AuthenticationError:
+            if not is_due:
+                raise
+            return False  # the key is revoked: the daemon ends the sandbox when it is idle
+        return True
 
 
 def is_same(given: str | None, token: str) -> bool:

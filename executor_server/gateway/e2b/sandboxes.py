@@ -20,7 +20,7 @@ from datetime import UTC, datetime
 from typing import Annotated, Any, TypeVar
 from weakref import WeakValueDictionary
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -32,7 +32,7 @@ from executor_client.aio_session import AsyncSession
 from executor_client.errors import NotFoundError
 from executor_client.results import Limits, Policy, SessionInfo, SessionState
 from executor_server.core.config import GatewaySection
-from executor_server.gateway.bodies import json_of
+from executor_server.gateway.bodies import json_of, refusal_of_values
 from executor_server.gateway.clients import Clients
 from executor_server.gateway.e2b import metrics
 from executor_server.gateway.e2b.errors import REFUSALS, not_offered
@@ -62,6 +62,7 @@ _NOT_OFFERED = re.compile(
     r"(/v[23])?(/sandboxes/[^/]+/(pause|resume|fork|snapshots|logs|network)|/(templates|snapshots|volumes|secrets|teams)(/.*)?)"
 )
 _MIB = 1 << 20
+_EPOCH = datetime.fromtimestamp(0, UTC)
 M = TypeVar("M", bound=BaseModel)
 
 
@@ -118,11 +119,34 @@ class _Refresh(_Body):
     duration: _Seconds = V1_TIMEOUT_S
 
 
+class _List(BaseModel):
+    limit: int = Field(PAGE_MAX, ge=1, le=PAGE_MAX)
+    state: str = "running"
+    order: str = "desc"
+    next_token: str = Field("", alias="nextToken")
+    metadata: str = ""
+    template: str | None = None
+    started_after: Annotated[datetime, AfterValidator(datetime.astimezone)] = Field(_EPOCH, alias="startedAfter")
+
+
+class _Span(BaseModel):
+    start: int = 0
+    end: int = SECONDS_MAX
+
+
 async def _body(request: Request, kind: type[M]) -> M:
     """Reads and validates the body. Raises Refusal (400, 413, 501)."""
     body = await json_of(request, kind, BODY_BYTES_MAX)
     _refuse_unknown(body)
     return body
+
+
+def _query(request: Request, kind: type[M]) -> M:
+    """Reads the query. Raises Refusal (400)."""
+    try:
+        return kind.model_validate(dict(request.query_params))
+    except ValidationError as error:
+        raise refusal_of_values(error) from None
 
 
 def _refuse_unknown(body: BaseModel) -> None:
@@ -249,9 +273,10 @@ class _Account:
         self, client: AsyncExecutorClient, sandbox_id: str, key: str
     ) -> tuple[Record, AsyncSession] | None:
         """Returns a sandbox of the caller, or None."""
-        record = self._sandboxes.get(sandbox_id)
-        if record is None:
+        sandbox = self._sandboxes.get(sandbox_id)
+        if sandbox is None:
             return None
+        record = sandbox.record
         try:
             session = await client.get_session(record.session_id)
             if session.info.state is not SessionState.LOST:
@@ -321,52 +346,47 @@ class _Account:
         return record
 
     async def _metrics(self, request: Request) -> Response:
-        start, end = (_number(request, name) for name in ("start", "end"))
+        span = _query(request, _Span)
         record, session = await self._owned(request)
         now = time.time()
-        if (start is not None and start > now) or (end is not None and end < int(now)):
+        if span.start > now or span.end < int(now):
             return JSONResponse([])
         return JSONResponse([await metrics.sample(session, record.create_time)])
 
     # Lists
 
     async def _list_running(self, request: Request) -> Response:
-        found = await self._found(request)
-        return JSONResponse([_listing(*each) for each in found])
+        return JSONResponse([_listing(*each) for each in await self._found(request, _query(request, _List))])
 
     async def _list(self, request: Request) -> Response:
-        query = request.query_params
-        limit = _number(request, "limit")
-        limit = PAGE_MAX if limit is None else limit
-        if not 1 <= limit <= PAGE_MAX:
-            raise Refusal(400, f"limit must be from 1 to {PAGE_MAX}")
-        if "running" not in query.get("state", "running").split(","):
+        query = _query(request, _List)
+        if "running" not in query.state.split(","):
             return JSONResponse([])
-        found = await self._found(request)
-        is_asc = query.get("order") == "asc"
-        if token := query.get("nextToken"):
-            last = _place_of(token)
+        found = await self._found(request, query)
+        is_asc = query.order == "asc"
+        if query.next_token:
+            last = _place_of(query.next_token)
             found = [each for each in found if _place(each[0]) != last and (_place(each[0]) > last) is is_asc]
         if not is_asc:
             found.reverse()
-        page = found[:limit]
-        headers = {"x-next-token": _token_of(page[-1][0])} if len(found) > limit else {}
+        page = found[: query.limit]
+        headers = {"x-next-token": _token_of(page[-1][0])} if len(found) > query.limit else {}
         return JSONResponse([_listing(*each) for each in page], headers=headers)
 
-    async def _found(self, request: Request) -> list[tuple[Record, SessionInfo]]:
+    async def _found(self, request: Request, query: _List) -> list[tuple[Record, SessionInfo]]:
         """Returns the caller's sandboxes that match the query, oldest first."""
-        query = request.query_params
-        metadata = _metadata_of(query.get("metadata", ""))
-        after, template = _time_of(query.get("startedAfter")), query.get("template")
+        metadata = _metadata_of(query.metadata)
         client = await self._client(_key_of(request))
         infos = {each.session_id: each for each in await client.list_sessions() if each.state is not SessionState.LOST}
-        return [
-            (record, infos[record.session_id])
-            for record in self._sandboxes.of_sessions(infos)
-            if metadata.items() <= record.metadata.items()
-            and _moment(record.create_time) >= after  # to the microsecond, as in the answers
-            and template in (None, record.template)
+        found = [
+            (sandbox.record, infos[sandbox.record.session_id])
+            for sandbox in self._sandboxes.running()
+            if sandbox.record.session_id in infos
+            and metadata.items() <= sandbox.record.metadata.items()
+            and _moment(sandbox.record.create_time) >= query.started_after  # to the microsecond, as in the answers
+            and query.template in (None, sandbox.record.template)
         ]
+        return sorted(found, key=lambda each: _place(each[0]))
 
     # Answers
 
@@ -474,24 +494,6 @@ def _metadata_of(query: str) -> dict[str, str]:
     except ValueError:
         raise Refusal(400, f"metadata names more than {METADATA_MAX} values") from None
     return {urllib.parse.unquote(name): urllib.parse.unquote(value) for name, value in pairs}
-
-
-def _time_of(text: str | None) -> datetime:
-    if text is None:
-        return _moment(0.0)
-    try:
-        return _moment(datetime.fromisoformat(text).timestamp())
-    except (ValueError, OverflowError):
-        raise Refusal(400, "startedAfter must be a date and time of ISO 8601") from None
-
-
-def _number(request: Request, name: str) -> int | None:
-    text = request.query_params.get(name)
-    if text is None:
-        return None
-    if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise Refusal(400, f"{name} must be a number")
-    return int(text)
 
 
 def _place(record: Record) -> tuple[float, str]:

@@ -14,7 +14,6 @@ import secrets
 import signal
 from collections.abc import AsyncGenerator, AsyncIterator
 from typing import Any
-from weakref import WeakValueDictionary
 
 from connectrpc.code import Code
 from connectrpc.errors import ConnectError
@@ -29,7 +28,7 @@ from executor_server.gateway.e2b.envd import process_connect
 from executor_server.gateway.e2b.envd import process_pb2 as pb
 from executor_server.gateway.e2b.envd.calls import CODECS, keepalive_s, sandbox_of
 from executor_server.gateway.e2b.paths import HOME, absolute, inside, shown
-from executor_server.gateway.e2b.records import Sandboxes
+from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 
 TAG_BYTES_MAX = 34
 KILL_S = 2.0
@@ -51,8 +50,6 @@ class ProcessService(process_connect.Process):
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
-        # Each write names its place behind the one before it, so there is one writer at a time.
-        self._writers: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
 
     async def start(self, request: pb.StartRequest, ctx: Context, /) -> AsyncIterator[pb.StartResponse]:
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
@@ -94,12 +91,12 @@ class ProcessService(process_connect.Process):
                 elif message.HasField("data"):
                     if selector is None:
                         raise ConnectError(Code.INVALID_ARGUMENT, "the first message must name the process: send start")
-                    await self._give(sandbox.session, selector, message.data.input)
+                    await _give(sandbox, selector, message.data.input)
             return pb.StreamInputResponse()
 
     async def send_input(self, request: pb.SendInputRequest, ctx: Context, /) -> pb.SendInputResponse:
         async with sandbox_of(self._sandboxes, ctx) as sandbox:
-            await self._give(sandbox.session, request.process, request.input)
+            await _give(sandbox, request.process, request.input)
             return pb.SendInputResponse()
 
     async def close_stdin(self, request: pb.CloseStdinRequest, ctx: Context, /) -> pb.CloseStdinResponse:
@@ -109,7 +106,7 @@ class ProcessService(process_connect.Process):
                 raise ConnectError(
                     Code.INVALID_ARGUMENT, "a terminal has no stdin to close: send Ctrl+D (the byte 4) to it instead"
                 )
-            async with self._writer(sandbox.session, info):
+            async with _writer(sandbox, info):
                 await (await _attached(sandbox.session, info)).close_stdin()
             return pb.CloseStdinResponse()
 
@@ -128,17 +125,19 @@ class ProcessService(process_connect.Process):
                 )
             return pb.SendSignalResponse()
 
-    async def _give(self, session: AsyncSession, selector: pb.ProcessSelector, given: pb.ProcessInput) -> None:
-        info = await _found(session, selector)
-        kind = given.WhichOneof("input")
-        if kind != ("pty" if info.has_pty else "stdin"):
-            what = "a terminal: send pty" if info.has_pty else "no terminal: send stdin"
-            raise ConnectError(Code.INVALID_ARGUMENT, f"process {info.pid} has {what}")
-        async with self._writer(session, info):
-            await (await _attached(session, info)).write(given.pty or given.stdin)
 
-    def _writer(self, session: AsyncSession, info: ProcessInfo) -> asyncio.Lock:
-        return self._writers.setdefault((session.session_id, info.process_id), asyncio.Lock())
+async def _give(sandbox: Sandbox, selector: pb.ProcessSelector, given: pb.ProcessInput) -> None:
+    info = await _found(sandbox.session, selector)
+    if given.WhichOneof("input") != ("pty" if info.has_pty else "stdin"):
+        what = "a terminal: send pty" if info.has_pty else "no terminal: send stdin"
+        raise ConnectError(Code.INVALID_ARGUMENT, f"process {info.pid} has {what}")
+    async with _writer(sandbox, info):
+        await (await _attached(sandbox.session, info)).write(given.pty or given.stdin)
+
+
+def _writer(sandbox: Sandbox, info: ProcessInfo) -> asyncio.Lock:
+    """Returns a lock: each write names its place behind the one before it, so there is one writer at a time."""
+    return sandbox.writers.setdefault(info.process_id, asyncio.Lock())
 
 
 async def _started(session: AsyncSession, request: pb.StartRequest, ctx: Context) -> AsyncProcess:

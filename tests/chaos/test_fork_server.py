@@ -391,7 +391,7 @@ async def test_of_many_kinds_the_first_have_fork_servers(directory: Path, monkey
 
 @pytest.mark.parametrize("lines", range(0, 90, 3) if rounds.ALL else (15, 40, 60))
 async def test_a_daemon_that_is_killed_in_a_forked_creation_leaves_a_clean_host(directory: Path, lines: int) -> None:
-    command = (sys.executable, "-m", "tests.support.killed_fork", str(directory), str(lines))
+    command = (sys.executable, "-m", "tests.chaos.killed_fork", str(directory), str(lines))
     daemon = await asyncio.create_subprocess_exec(*command)
     assert await daemon.wait() == -signal.SIGKILL
     async with started(directory) as backend:

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from executor_client import ExecutorClient
+from tests.console.hostile_texts import BROKEN_FILES, FILES, HOST, MARKUP, TERMINAL, TEXTS, UNICODE, unseen
 from tests.support.backends import require
 from tests.support.chromium import Page, running_chromium
 from tests.support.console import Console
 from tests.support.daemon import Daemon, daemon_of
-from tests.support.hostile_texts import BROKEN_FILES, FILES, HOST, MARKUP, TERMINAL, TEXTS, UNICODE, unseen
 
 POLICY = """\
 default = "agents"

@@ -10,9 +10,9 @@ import pytest
 
 from executor_server.sessions import Session
 from tests.contract.harness import Harness, Transcript, pieces
+from tests.contract.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
 from tests.contract.marks import promise
 from tests.contract.wire import Front, harness_of
-from tests.support.import_corpus import AUTHORIZED, DENIED, MODULES, OK, PROGRAMS, Program
 from tests.support.interpreters import TRIED
 from tests.support.language_corpus import BASE, MORE_PYTHON, ORDINARY, REFUSED, Refused
 

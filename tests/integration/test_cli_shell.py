@@ -11,10 +11,10 @@ import pytest
 
 from executor_client import ExecutorClient
 from executor_client.session import Session
+from tests.integration.typed_terminal import on_terminal
 from tests.support.daemon import Daemon, running_daemon
 from tests.support.fork_server import EXECUTOR, popen, run
 from tests.support.polling import eventually
-from tests.support.typed_terminal import on_terminal
 
 TIMEOUT_S = 60.0
 DETACH = b"\x1d"

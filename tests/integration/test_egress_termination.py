@@ -14,9 +14,7 @@ from typing import Any
 import pytest
 
 from executor_server.guest.egress import reasons
-from tests.support.certificates import Authority, Pair, self_signed
-from tests.support.egress_engine import SOON_S, client_hello
-from tests.support.egress_termination import (
+from tests.integration.egress_termination import (
     HOST,
     TOKEN,
     Client,
@@ -25,6 +23,8 @@ from tests.support.egress_termination import (
     termination,
     values_of,
 )
+from tests.support.certificates import Authority, Pair, self_signed
+from tests.support.egress_engine import SOON_S, client_hello
 
 BEARER = f"Bearer {TOKEN}".encode()
 MIB = 2**20

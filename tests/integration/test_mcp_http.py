@@ -17,11 +17,11 @@ import pytest
 
 from executor_client import ExecutorClient
 from executor_client.mcp.sdk import MAJOR
+from tests.integration.mcp_http import HttpServer, http_host, http_server, run_python
 from tests.support.certificates import Authority
 from tests.support.daemon import Daemon, is_known, running_daemon
 from tests.support.leftovers import DAEMON_PREFIX
 from tests.support.mcp_host import environment, text_of
-from tests.support.mcp_http import HttpServer, http_host, http_server, run_python
 from tests.support.mcp_sdk import McpError
 from tests.support.polling import eventually
 

@@ -28,9 +28,9 @@ from executor_server.policy.decide import Policy
 from executor_server.policy.explain.explanation import Explanation, PolicyText, Refusal, explain
 from executor_server.policy.explain.question import Question
 from executor_server.policy.file import parse_policy
+from tests.integration.policy_table import CASES, CODE_OF_RULE, POLICY, Case
 from tests.support.backends import require
 from tests.support.daemon import running_daemon
-from tests.support.policy_table import CASES, CODE_OF_RULE, POLICY, Case
 
 TENANTS = ("far", "stranger", "support", "research")
 SESSION_KEYS = ("image", "backend", "authorized_imports", "limits", "network", "packages")

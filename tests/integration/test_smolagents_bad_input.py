@@ -443,7 +443,7 @@ for thread in threads:
 @pytest.fixture
 def agent_in_its_tool(daemon: Daemon) -> Any:
     """A separate process whose agent's code waits for a tool that hangs."""
-    command = [sys.executable, "-m", "tests.support.hanging_agent", daemon.address, daemon.token]
+    command = [sys.executable, "-m", "tests.integration.hanging_agent", daemon.address, daemon.token]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None and "in the tool" in process.stdout.readline()

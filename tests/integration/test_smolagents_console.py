@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def shown(daemon: Daemon) -> Shown:
-    command = [sys.executable, "-m", "tests.support.talking_agent", json.dumps(daemon.access)]
+    command = [sys.executable, "-m", "tests.integration.talking_agent", json.dumps(daemon.access)]
     environment = {**os.environ, "TERM": "xterm-256color", "PYTHONPATH": str(ROOT)}
     seen = run_on_terminal(command, environment, columns=COLUMNS)
     assert seen.exit_code == 0, seen.raw

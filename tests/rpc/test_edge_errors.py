@@ -14,7 +14,7 @@ from executor_server.core.errors import Reason, Violation, ViolationKind
 from executor_server.core.model import Event, Log, Principal, Queued
 from executor_server.core.packages import Progress
 from tests.rpc.edge import AUTH, TOKEN, Edge, FakeExecution, FakeSession, refusal, refused, serving
-from tests.support.raw_http2 import raw_connection
+from tests.rpc.raw_http2 import raw_connection
 
 
 @pytest.mark.parametrize(

@@ -20,8 +20,8 @@ from executor_server.policy.identity.tokens import Tokens
 from executor_server.policy.profile import QuotasTable
 from executor_server.policy.quotas.quotas import Capacity, Quotas
 from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_server, settings
+from tests.rpc.raw_http2 import EMPTY_MESSAGE, RawConnection, raw_connection, unfinished_message
 from tests.support.polling import eventually_async
-from tests.support.raw_http2 import EMPTY_MESSAGE, RawConnection, raw_connection, unfinished_message
 
 GET_POLICY = "/executor_api.v1.ExecutorService/GetPolicy"
 EXECUTE = "/executor_api.v1.ExecutorService/Execute"

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.contract.harness import Harness
+from tests.security.local_trials import DISK_BYTES, PROCESSES
 from tests.security.test_local_isolation import (  # noqa: F401 - claims on the fixture `seen`, of this backend here
     PROGRAMS,
     test_a_fork_bomb_is_bounded,
@@ -27,7 +28,6 @@ from tests.security.test_local_isolation import (  # noqa: F401 - claims on the 
     test_what_the_kernel_counts_for_all_sandboxes_is_refused_or_limited,
 )
 from tests.support.backends import make_backend, require
-from tests.support.local_trials import DISK_BYTES, PROCESSES
 
 SECRET = "EXECUTOR_TEST_SECRET"
 SOCKET_DIRECTORY = "/run/executor/socket"

@@ -19,8 +19,8 @@ from executor_server.guest.egress.dial import DirectConnector
 from executor_server.guest.egress.endpoint import CHUNK_BYTES
 from executor_server.guest.egress.host_names import Target
 from executor_server.guest.egress.host_rules import Rules
+from tests.security.egress_program import proxy_process
 from tests.support.egress_engine import SOON_S, client_hello, echo, engine
-from tests.support.egress_program import proxy_process
 from tests.support.memory import growth_of
 from tests.support.polling import eventually, eventually_async
 from tests.support.rounds import rounds

@@ -25,7 +25,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_api.v1.fleet_service_pb2 import NodeHello as Hello
 from executor_api.v1.fleet_service_pb2 import NodeReport as Report
 from executor_server.fleet.membership.certificates import issue_node
-from tests.support.lying_node import LyingNode
+from tests.security.lying_node import LyingNode
 from tests.support.machines import START_TIMEOUT_S, Fleet, new_id
 from tests.support.polling import eventually
 from tests.support.rounds import ALL

@@ -68,14 +68,14 @@ def seen(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
     home = Path(tempfile.mkdtemp(prefix="w-", dir="/tmp"))
     try:
         if request.param == "our own user":
-            command = [sys.executable, "-m", "tests.support.two_ways", str(home), sys.executable]
+            command = [sys.executable, "-m", "tests.security.two_ways", str(home), sys.executable]
             ran = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT_S)
         else:
             if os.geteuid() != 0:
                 pytest.skip("the tests run as an ordinary user already")
             os.chown(home, USER, USER)
             python = _python_of_the_user(home)
-            command = [python, "-m", "tests.support.two_ways", str(home), python]
+            command = [python, "-m", "tests.security.two_ways", str(home), python]
             ran = subprocess.run(command, cwd=home, env=_environment(home), timeout=TIMEOUT_S, **_as_user())
         assert ran.returncode == 0, ran.stderr[-3000:]
         answer: dict[str, Any] = json.loads(ran.stdout)

@@ -21,8 +21,8 @@ import pytest
 
 from executor_server.backends import syscalls
 from executor_server.guest.wire import rlimits
+from tests.security.local_trials import DISK_BYTES, HOST_UID, PROCESSES
 from tests.support.backends import require
-from tests.support.local_trials import DISK_BYTES, HOST_UID, PROCESSES
 
 REPOSITORY = Path(__file__).parents[2]
 NOBODY = 65534
@@ -236,7 +236,7 @@ def _run(programs: dict[str, str], *, as_nobody: bool, bwrap: Path | None = None
         "bwrap": str(bwrap) if bwrap else None,
         "programs": {name: _SHOW + source for name, source in programs.items()},
     }
-    command = [sys.executable, "-m", "tests.support.local_trials"]
+    command = [sys.executable, "-m", "tests.security.local_trials"]
     environment = {**os.environ, SECRET: "told to nobody"}
     if as_nobody:
         command = [

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from executor_server.fleet.membership import issue_front
-from tests.support.fake_node import FakeNode, serving
-from tests.support.front import TestedFront, fronting
+from tests.rpc.fleet.fake_node import FakeNode, serving
+from tests.rpc.fleet.front import TestedFront, fronting
 
 
 @dataclass

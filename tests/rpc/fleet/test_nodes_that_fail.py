@@ -19,8 +19,8 @@ from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.membership import NodeReport, NodeSession
 from tests.rpc.edge import refusal, refused
 from tests.rpc.fleet.conftest import Fleet
-from tests.support.fake_node import FakeNode, serving
-from tests.support.front import LOSES_QUICKLY, TestedFront, fronting
+from tests.rpc.fleet.fake_node import FakeNode, serving
+from tests.rpc.fleet.front import LOSES_QUICKLY, TestedFront, fronting
 from tests.support.polling import eventually_async, eventually_awaited
 
 

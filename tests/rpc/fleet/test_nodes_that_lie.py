@@ -9,8 +9,8 @@ from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_server.core import Principal
 from tests.rpc.fleet.conftest import Fleet
-from tests.support.fake_node import FakeNode
-from tests.support.front import TestedFront
+from tests.rpc.fleet.fake_node import FakeNode
+from tests.rpc.fleet.front import TestedFront
 from tests.support.polling import eventually_async
 
 

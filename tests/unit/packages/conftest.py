@@ -21,7 +21,7 @@ from executor_server.packages import (
     Outcome,
     Places,
 )
-from tests.support.fake_builder import IMAGE, FakeBuilder
+from tests.unit.packages.fake_builder import IMAGE, FakeBuilder
 
 
 class RecordingObserver(EnvironmentObserver):

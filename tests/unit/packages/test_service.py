@@ -12,8 +12,8 @@ import pytest
 from executor_server.backends.environments import Target
 from executor_server.core import EnvironmentFailed, ImageNotReady, PackagesSpec, Progress, SandboxFailure
 from executor_server.packages import EnvironmentService, EnvironmentSettings, build_queue, requested_by
-from tests.support.fake_builder import IMAGE, packages
 from tests.unit.packages.conftest import Bench, made
+from tests.unit.packages.fake_builder import IMAGE, packages
 
 NUMPY = packages("numpy")
 PANDAS = packages("numpy", "pandas>=2")

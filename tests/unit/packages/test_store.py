@@ -16,8 +16,8 @@ from executor_server.backends.environments import Environment
 from executor_server.core import ImageNotReady, SandboxFailure
 from executor_server.packages import EnvironmentService, EnvironmentSettings, catalog
 from executor_server.packages.holds import Holds
-from tests.support.fake_builder import IMAGE, packages
 from tests.unit.packages.conftest import Bench, made
+from tests.unit.packages.fake_builder import IMAGE, packages
 
 NUMPY = packages("numpy")
 SANDBOX = "0123456789abcdef"

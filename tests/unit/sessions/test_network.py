@@ -30,11 +30,11 @@ from executor_server.sessions import Session, SessionHooks, SessionRequest
 from executor_server.sessions import network as network_module
 from executor_server.sessions.network import notice_of_denial
 from tests.support.fake_backend import SPEC, FakeBackend
-from tests.support.fake_egress import FakeEgress
 from tests.support.fake_session import SessionDaemon, execute, outcome_of, successive_daemons
 from tests.support.full_disk import allow_changes, fill_disk, forbid_changes
 from tests.support.polling import eventually_async
 from tests.support.specs import session_spec
+from tests.unit.sessions.fake_egress import FakeEgress
 
 OWNER = Principal("tenant", "name")
 RULES = NetworkRules(allowed=("a.example", "b.example:443"))

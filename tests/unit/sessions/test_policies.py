@@ -20,7 +20,7 @@ from executor_server.sessions.journal.execution import Execution
 from tests.support.fake_backend import FakeBackend
 from tests.support.fake_session import SessionDaemon, result_of
 from tests.support.polling import eventually_async
-from tests.support.watching import FakeAdmission, Witness
+from tests.unit.sessions.watching import FakeAdmission, Witness
 
 OWNER = Principal("tenant", "name")
 

@@ -29,7 +29,7 @@ from tests.support.fake_guest import FakeGuest
 from tests.support.fake_session import SessionDaemon, execute, result_of, successive_daemons
 from tests.support.polling import eventually_async, is_full
 from tests.support.specs import session_spec
-from tests.support.watching import CLOSED_TEXT, FakeAdmission, Witness
+from tests.unit.sessions.watching import CLOSED_TEXT, FakeAdmission, Witness
 
 OWNER = Principal("tenant", "name")
 FILE = {"path": "f", "size": 2, "directory": False, "modified": 1.0}

@@ -2,7 +2,7 @@
 
 Fronts, nodes and clients live in virtual time; their processes are killed, stopped and continued, disks are full,
 machines lose or get back an old state directory, the network loses, delays, repeats and is cut, and clocks run at rates
-that differ as much as the margin allows (tests/support/simulated_fleet).
+that differ as much as the margin allows (tests/unit/fleet/membership/simulated_fleet).
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from tests.support.rounds import rounds
-from tests.support.simulated_fleet.front import Front
-from tests.support.simulated_fleet.node import Machine
-from tests.support.simulated_fleet.world import SESSIONS, Network, World
+from tests.unit.fleet.membership.simulated_fleet.front import Front
+from tests.unit.fleet.membership.simulated_fleet.node import Machine
+from tests.unit.fleet.membership.simulated_fleet.world import SESSIONS, Network, World
 
 IN_MEMORY = Path("/dev/shm")
 TENANTS = ("a", "b")

@@ -20,16 +20,23 @@ from executor_server.guest.wire.guest_channel import Channel, FileSlice
 from executor_server.guest.wire.link import sealed_memfd
 from executor_server.guest.wire.loop import Loop
 from executor_server.guest.wire.messages import Image, Ready
+from executor_server.guest.wire.schema import Message, Record
 from executor_server.guest.wire.sequenced import KEPT_BYTES
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained
 from tests.support.descriptors import none_left_open
-from tests.support.messages import raw
 from tests.support.polling import eventually_async
 
 TOKEN = bytes(range(32))
 SHOWN = chained(TOKEN, CHAIN_LENGTH - 1)
 IMAGE = Image(id="e", mime="image/png", source="figure")
 READY = {"protocol": PROTOCOL_VERSION, "python": "3.11.0", "generation": 1}
+
+
+def raw(kind: int, head: dict[str, Any]) -> Message:
+    """A message of this kind with any head at all, as no correct peer sends it."""
+    made = type("Raw", (Record,), {"kind": kind})()
+    made.__dict__.update(head)
+    return cast("Message", made)
 
 
 class Both:

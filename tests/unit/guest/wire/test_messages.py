@@ -16,7 +16,7 @@ from executor_server.guest.wire.link_messages import RunProgram, message_of
 from executor_server.guest.wire.messages import Done, Execute, FileEntry, Log, Result
 from executor_server.guest.wire.schema import _REQUIRED, Field, Message, Record
 from tests.support.rounds import rounds
-from tests.support.wire_schema import (
+from tests.unit.guest.wire.wire_schema import (
     CHANNEL_RECORDS,
     CHANNEL_SNAPSHOT,
     LINK_RECORDS,
@@ -33,14 +33,14 @@ _TEXT = st.text(st.characters(), max_size=30)
 def test_no_field_changes_without_another_protocol_version() -> None:
     """A guest of this version may be in a sandbox that a later daemon adopts: the two have to understand each other.
 
-    A change needs a higher PROTOCOL_VERSION (frames.py); `python -m tests.support.wire_schema` writes its snapshot.
+    A change needs a higher PROTOCOL_VERSION (frames.py); `python -m tests.unit.guest.wire.wire_schema` writes its snapshot.
     """
     assert CHANNEL_SNAPSHOT.exists(), "a new version of the protocol has no snapshot yet"
     assert channel_schema() == CHANNEL_SNAPSHOT.read_text()
 
 
 def test_no_field_between_supervisor_and_children_changes_by_accident() -> None:
-    """Both ends are of one version, so a change needs no other: `python -m tests.support.wire_schema` writes it."""
+    """Both ends are of one version, so a change needs no other: `python -m tests.unit.guest.wire.wire_schema` writes it."""
     assert link_schema() == LINK_SNAPSHOT.read_text()
 
 

@@ -1,4 +1,4 @@
-"""A process with an agent whose code waits for a tool that hangs: `python -m tests.support.hanging_agent ADDRESS TOKEN`.
+"""A process with an agent whose code waits for a tool that hangs: `python -m tests.integration.hanging_agent ADDRESS TOKEN`.
 
 It says so on its output. Its session ends a second after its last use.
 """

@@ -1,7 +1,7 @@
 """Runs programs in sandboxes of the local backend, without a guest, as whatever user runs this.
 
 A program of its own, so that an ordinary user can run it where the tests run as root:
-`python -m tests.support.local_trials` reads {"image": PATH, "bwrap": PATH or null, "programs": {name: source}} from
+`python -m tests.security.local_trials` reads {"image": PATH, "bwrap": PATH or null, "programs": {name: source}} from
 standard input and answers {name: {"printed": VALUE, "stderr": TEXT}}, VALUE being the JSON that the program printed.
 """
 

@@ -18,7 +18,7 @@ from executor_server.fleet.membership.messages import (
     TenantUse,
 )
 from executor_server.fleet.membership.timing import NodeRefused, Timing
-from tests.support.simulated_fleet.world import EXECUTIONS, Connection, Process, World
+from tests.unit.fleet.membership.simulated_fleet.world import EXECUTIONS, Connection, Process, World
 
 TIMING = Timing()
 MAX_SESSIONS = 6

@@ -1,6 +1,6 @@
 """Facts of sandboxes as their code sees them: of one that bubblewrap made, and of two that one template process forked.
 
-A program of its own, so that an ordinary user can run it where the tests run as root: `python -m tests.support.two_ways
+A program of its own, so that an ordinary user can run it where the tests run as root: `python -m tests.security.two_ways
 DIRECTORY PYTHON` prints {"bubblewrap": FACTS, "forked": [FACTS, FACTS], "beside a full one": EXIT CODE} as JSON. The two
 forked sandboxes exist at the same time. The exit code is that of a process in a sandbox whose sibling has nearly as many
 threads as it may have.

@@ -20,8 +20,8 @@ from executor_server.fleet.membership.session_index import Creation
 from executor_server.fleet.membership.store import FleetStore, StoredNode, Tombstone
 from executor_server.fleet.membership.timing import NodeRefused
 from executor_server.fleet.membership.usage import FleetUsage
-from tests.support.simulated_fleet.node import TIMING, Daemon, Machine
-from tests.support.simulated_fleet.world import QUOTAS, Connection, Process, World
+from tests.unit.fleet.membership.simulated_fleet.node import TIMING, Daemon, Machine
+from tests.unit.fleet.membership.simulated_fleet.world import QUOTAS, Connection, Process, World
 
 DIAL_S = 0.5
 AGAIN_S = 0.2

@@ -1,6 +1,6 @@
 """The schemas of the guest's messages as text, to be compared with their snapshots.
 
-python -m tests.support.wire_schema     writes the snapshots: that of the channel for the version in force now
+python -m tests.unit.guest.wire.wire_schema     writes the snapshots: that of the channel for the version in force now
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from executor_server.guest.wire.frames import PROTOCOL_VERSION
 from executor_server.guest.wire.link_messages import LinkMessage
 from executor_server.guest.wire.schema import _REQUIRED, Field, Message, Record
 
-_SNAPSHOTS = Path(__file__).parents[1] / "unit" / "guest" / "wire"
+_SNAPSHOTS = Path(__file__).parent
 CHANNEL_SNAPSHOT = _SNAPSHOTS / f"schema_{PROTOCOL_VERSION}.txt"
 LINK_SNAPSHOT = _SNAPSHOTS / "schema_of_links.txt"
 

@@ -1,4 +1,4 @@
-"""A proxy in a process of its own, on uvloop as the daemon's is: `python -m tests.support.egress_program FD FD …`.
+"""A proxy in a process of its own, on uvloop as the daemon's is: `python -m tests.security.egress_program FD FD …`.
 
 Each descriptor is a listener of one session, which may reach `*.allowed.example`, all of it on 127.0.0.1.
 """

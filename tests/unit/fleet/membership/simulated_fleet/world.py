@@ -14,8 +14,8 @@ from executor_server.fleet.membership.ids import epoch_of
 from executor_server.policy import QuotasTable
 
 if TYPE_CHECKING:
-    from tests.support.simulated_fleet.front import Front
-    from tests.support.simulated_fleet.node import Machine, Sandbox
+    from tests.unit.fleet.membership.simulated_fleet.front import Front
+    from tests.unit.fleet.membership.simulated_fleet.node import Machine, Sandbox
 
 SESSIONS = 4
 EXECUTIONS = 2

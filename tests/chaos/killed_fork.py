@@ -1,6 +1,6 @@
 """A daemon that is killed while it makes a sandbox by a fork, or at the latest when that is there.
 
-    python -m tests.support.killed_fork STATE_DIRECTORY LINES
+    python -m tests.chaos.killed_fork STATE_DIRECTORY LINES
 
 It runs so many lines of those two modules that ask for the fork and make a sandbox of it.
 """

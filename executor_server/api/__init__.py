@@ -10,7 +10,7 @@ from executor_server.api.audit_view import AuditView
 from executor_server.api.auth import MAX_PROBES
 from executor_server.api.calls import held_calls
 from executor_server.api.ended_sessions import EndedSessions
-from executor_server.api.handlers import OWN_METHODS, Around
+from executor_server.api.handlers import OWN_METHODS, Wrapper
 from executor_server.api.meter import metering
 from executor_server.api.peer_socket import PeerSocket
 from executor_server.api.policy_view import PolicyView

@@ -20,11 +20,10 @@ tenant) ends within `CHECK_INTERVAL_S` as if it had just been made. The executio
 from __future__ import annotations
 
 import asyncio
-import inspect
 from collections.abc import AsyncIterator, Awaitable, Callable, Hashable
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any, TypeAlias, cast
+from typing import Any, NoReturn, cast
 
 import grpc
 import structlog
@@ -33,7 +32,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_server.api.callers import CallerSource, unauthenticated
 from executor_server.api.errors import refuse
-from executor_server.api.handlers import Behaviour, Context, Handler, behaviour_of
+from executor_server.api.handlers import Behaviour, Context, Handler, behaviour_of, with_behaviour
 from executor_server.core import (
     ExecutorError,
     Forbidden,
@@ -74,12 +73,7 @@ _ROLES = {
 }
 
 current_principal: ContextVar[Principal] = ContextVar("current_principal")
-"""The caller, for handlers and the functions around them. grpc.aio runs all of a call in one task.
-
-Other interceptors must not read it: a caller without a token is known only when the handler runs.
-"""
-
-_named: ContextVar[Any] = ContextVar("named")  # from `CallerSource.named_in`
+"""The caller, for handlers and the functions around them. grpc.aio runs all of a call in one task."""
 
 _log = structlog.get_logger(__name__)
 
@@ -91,11 +85,11 @@ class _Stream:
     cut_off: bool = False
 
 
-class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """The first interceptor: admits the calls of callers that `callers` knows.
+class Authentication:
+    """Admits the calls of callers that `callers` knows; `around` is the outermost wrapper.
 
     `on_denial` receives the method and the error of each denial. `admit_call`, given tenant and method, returns when a
-    call may go on, or raises an ExecutorError.
+    call may go on, or raises an ExecutorError. Without it every known caller's call may.
     """
 
     def __init__(
@@ -103,76 +97,54 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
         callers: CallerSource,
         *,
         on_denial: Callable[[str, ExecutorError], None],
-        admit_call: Callable[[str, str], Awaitable[None]],
+        admit_call: Callable[[str, str], Awaitable[None]] | None = None,
     ) -> None:
         self._callers = callers
-        self._checks_connections = callers.checks_connections
         self._on_denial = on_denial
         self._admit_call = admit_call
         self._streams: dict[asyncio.Task[Any], _Stream] = {}
         self._probes = 0
-        # By method: what further interceptors return for one never changes.
-        self._handlers: dict[str, Handler] = {}
         self._watcher: asyncio.Task[None] | None = None
 
     # -- calls -------------------------------------------------------------------------------------------------------
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        method = handler_call_details.method
-        is_open = method in OPEN_METHODS
-        try:
-            if not is_open:
-                try:
-                    named = self._callers.named_in(handler_call_details)
-                except Unauthenticated:
-                    await self._callers.refresh()  # the token may have been made this second
-                    named = self._callers.named_in(handler_call_details)
-                _named.set(named)
-                if not self._checks_connections:
-                    principal = self._admit(method, self._callers.shown_by(named, None))
-                    await self._admit_call(principal.tenant, method)
-        except ExecutorError as denial:
-            return _denying(self._denied(method, denial))
-        serving = self._handlers.get(method)
-        if serving is None:
-            handler = cast("Handler | None", await continuation(handler_call_details))
-            serve = self._serving_probes(handler) if is_open else self._serving_known_callers(method, handler)
-            serving = _reading_streams(handler, serve)
-            if handler is not None:  # a caller can make up any number of names
-                self._handlers[method] = serving
-        return serving
+    def around(self, method: str, handler: Handler) -> Handler:
+        """Returns a handler that serves known callers, while they are known, or any caller of an open method."""
+        if method in OPEN_METHODS:
+            serve = self._serving_probes(_reading(handler, PROBE_MESSAGE_TIME_S))
+        else:
+            serve = self._serving_known_callers(method, _reading(handler, FIRST_MESSAGE_TIME_S))
+        # A single answer is sent together with its status, in one batch.
+        return with_behaviour(handler, serve, handler.request_deserializer, request_streaming=True)
 
-    def _admit(self, method: str, shown: Hashable) -> Principal:
-        """Returns the caller. Raises Unauthenticated, Forbidden."""
+    async def _admit(self, method: str, context: Context) -> _Stream:
+        """Returns when a call may go on. Raises Unauthenticated, Forbidden, ResourceExhausted."""
+        try:
+            shown = self._callers.shown_by(method, context)
+        except Unauthenticated:
+            await self._callers.refresh()  # the token may have been made this second
+            shown = self._callers.shown_by(method, context)
         principal = self._callers.principal_of(shown)
         if principal is None:
             raise unauthenticated()
         current_principal.set(principal)
         _check_role(principal, method)
-        return principal
+        if self._admit_call is not None:
+            await self._admit_call(principal.tenant, method)
+        return _Stream(shown, principal)
 
-    def _serving_known_callers(self, method: str, handler: Handler | None) -> _Serve:
+    def _serving_known_callers(self, method: str, behaviour: Behaviour) -> Behaviour:
         """Serves a call while its caller is known, and ends it when it no longer is."""
-        behaviour = _coroutine_of(handler)
 
         async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
-            if self._checks_connections:
-                try:
-                    shown = self._callers.shown_by(_named.get(), context)
-                    principal = self._admit(method, shown)
-                    await self._admit_call(principal.tenant, method)
-                except ExecutorError as denial:
-                    await refuse(context, self._denied(method, denial))
-            else:  # it was admitted before its handler was looked for, in the same task
-                shown, principal = self._callers.shown_by(_named.get(), None), current_principal.get()
-            task = cast("asyncio.Task[Any]", asyncio.current_task())
-            stream = self._streams[task] = _Stream(shown, principal)
             try:
-                return await _serve(handler, behaviour, requests, context, FIRST_MESSAGE_TIME_S)
+                stream = await self._admit(method, context)
+            except ExecutorError as denial:
+                return await self._deny(method, denial, context)
+            task = cast("asyncio.Task[Any]", asyncio.current_task())
+            self._streams[task] = stream
+            try:
+                return await behaviour(requests, context)
             except asyncio.CancelledError:
                 if not stream.cut_off:
                     raise
@@ -182,18 +154,16 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 ended = missing.refusal
             finally:
                 del self._streams[task]
-            return await refuse(context, self._denied(method, ended))
+            return await self._deny(method, ended, context)
 
         return serve
 
-    def _denied(self, method: str, denial: ExecutorError) -> ExecutorError:
-        """Reports a denial, and returns the refusal for the caller."""
+    async def _deny(self, method: str, denial: ExecutorError, context: Context) -> NoReturn:
         self._on_denial(method, denial)
-        return denial
+        await refuse(context, denial)
 
-    def _serving_probes(self, handler: Handler | None) -> _Serve:
+    def _serving_probes(self, behaviour: Behaviour) -> Behaviour:
         """Serves any caller, a few at a time: unknown callers must not be able to use up the calls of the server."""
-        behaviour = _coroutine_of(handler)
 
         async def serve(requests: AsyncIterator[Any], context: Context) -> Any:
             if self._probes >= MAX_PROBES:
@@ -201,7 +171,7 @@ class Authentication(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
                 await refuse(context, ResourceExhausted(Reason.QUEUE_FULL, text, retry_after_s=PROBE_RETRY_S))
             self._probes += 1
             try:
-                return await _serve(handler, behaviour, requests, context, PROBE_MESSAGE_TIME_S)
+                return await behaviour(requests, context)
             except MessageMissing as missing:
                 return await refuse(context, missing.refusal)
             finally:
@@ -258,20 +228,6 @@ def _check_role(principal: Principal, method: str) -> None:
         raise Forbidden(Reason.ROLE_MISSING, text)
 
 
-def _denying(denial: ExecutorError) -> Handler:
-    async def deny(_requests: Any, context: Context) -> None:
-        await refuse(context, denial)
-
-    # A stream handler for every method: it answers before it reads anything that an unknown caller sends.
-    return grpc.stream_stream_rpc_method_handler(deny)
-
-
-# ---------------------------------------------------------------------------------------------------------------------
-# Handlers that read a stream, in place of any handler: on the wire they are the same
-
-_Serve: TypeAlias = "Callable[[AsyncIterator[Any], Context], Awaitable[Any]]"
-
-
 class MessageMissing(Exception):
     """A call that has one message ended without it, or it was not whole in time."""
 
@@ -280,50 +236,16 @@ class MessageMissing(Exception):
         self.refusal = InvalidRequest(Reason.INVALID_FIELD, problem)
 
 
-def _reading_streams(handler: Handler | None, serve: _Serve) -> Handler:
-    """Returns `serve` as a handler. A single answer is sent together with its status, in one batch."""
-    make = (
-        grpc.stream_stream_rpc_method_handler
-        if handler is None or handler.response_streaming
-        else grpc.stream_unary_rpc_method_handler
-    )
-    return make(
-        cast("Any", serve),
-        request_deserializer=handler.request_deserializer if handler is not None else None,
-        response_serializer=handler.response_serializer if handler is not None else None,
-    )
+def _reading(handler: Handler, first_message_time_s: float) -> Behaviour:
+    """Returns what serves a stream of requests as `handler` serves its own. It raises MessageMissing."""
+    behaviour = cast("Behaviour", behaviour_of(handler))
+    if handler.request_streaming:
+        return behaviour
 
+    async def serve(_requests: AsyncIterator[Any], context: Context) -> Any:
+        return await behaviour(await _only(context, first_message_time_s), context)
 
-async def _unimplemented(_request: Any, context: Context) -> None:
-    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
-
-
-async def _serve(
-    handler: Handler | None,
-    behaviour: Behaviour,
-    requests: AsyncIterator[Any],
-    context: Context,
-    first_message_time_s: float,
-) -> Any:
-    """Returns the answer of a handler; None when it has streamed its answers. Raises MessageMissing."""
-    streams = handler is None or handler.request_streaming
-    request = requests if streams else await _only(context, first_message_time_s)
-    return await behaviour(request, context)
-
-
-def _coroutine_of(handler: Handler | None) -> Behaviour:
-    """Returns what serves a handler's calls as a coroutine function; handlers of grpc's own may be generators."""
-    if handler is None:
-        return _unimplemented
-    behaviour = behaviour_of(handler)
-    if not inspect.isasyncgenfunction(behaviour):
-        return cast("Behaviour", behaviour)
-
-    async def streamed(request: Any, context: Context) -> None:
-        async for response in behaviour(request, context):
-            await context.write(response)
-
-    return streamed
+    return serve
 
 
 async def _only(context: Context, time_s: float) -> Any:

@@ -1,6 +1,6 @@
 """The RPC border: errors become statuses here, once, by one table.
 
-Every call of every service passes `ErrorBorder`. A refusal (ExecutorError) leaves with its status, its message and a
+Every call of every service passes `error_border`. A refusal (ExecutorError) leaves with its status, its message and a
 google.rpc.ErrorInfo; any other exception leaves as INTERNAL with an incident id, and its text stays in the log. Without
 this, grpc.aio would send the text of any exception to the client. CancelledError passes: the caller has left. So does
 the error that grpc.aio raises when nothing can be sent to the caller any more: that is no failure and no incident.
@@ -12,12 +12,11 @@ made visible here, in every text that leaves.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import re
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from typing import Any, NoReturn, TypeAlias, cast
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from typing import Any, NoReturn, cast
 
 import grpc
 import structlog
@@ -26,7 +25,7 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 
 from executor_api.messages import Unreadable, write
 from executor_api.v1 import types_pb2 as pb
-from executor_server.api.handlers import Behaviour, Context, Handler, behaviour_of, with_behaviour
+from executor_server.api.handlers import Behaviour, Context, Handler, Wrapper, behaviour_of, with_behaviour
 from executor_server.core import (
     ExecutorError,
     Forbidden,
@@ -125,50 +124,31 @@ def _metadata_of(error: ExecutorError) -> Mapping[str, str]:
     return {}
 
 
-class ErrorBorder(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
+def error_border(on_refusal: Callable[[str, ExecutorError], None]) -> Wrapper:
     """Translates what a handler raises, and refuses messages that are malformed or have unknown fields.
 
     `on_refusal` receives the method and the error of each call that is refused here, before its caller is answered.
     """
 
-    def __init__(self, on_refusal: Callable[[str, ExecutorError], None]) -> None:
-        self._on_refusal = on_refusal
-        # By method, made at its first call; the server was built with a fixed set of methods.
-        self._guarded: dict[str, Handler] = {}
+    def wrap(method: str, handler: Handler) -> Handler:
+        request_in: Callable[[Any], Any] = _checked_stream if handler.request_streaming else checked
+        behaviour = behaviour_of(handler)
+        if handler.response_streaming:
+            behaviour = _begun(behaviour)
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        method = handler_call_details.method
-        guarded = self._guarded.get(method)
-        if guarded is None:
-            handler = cast("Handler | None", await continuation(handler_call_details))
-            if handler is None:
-                return cast("Handler", None)  # grpc answers UNIMPLEMENTED
-            guarded = self._guarded[method] = _guard(method, handler, self._on_refusal)
-        return guarded
+        async def guarded(request: Any, context: Context) -> Any:
+            try:
+                return await behaviour(request_in(request), context)
+            except Exception as error:  # noqa: BLE001 - the border
+                if isinstance(error, Unreadable):
+                    error = InvalidRequest(Reason.INVALID_FIELD, str(error))
+                if isinstance(error, ExecutorError):
+                    on_refusal(method, error)
+                await _end(method, context, error)
 
+        return with_behaviour(handler, guarded, _without_errors(handler.request_deserializer))
 
-def _guard(method: str, handler: Handler, on_refusal: Callable[[str, ExecutorError], None]) -> Handler:
-    request_in = _checked_stream if handler.request_streaming else checked
-    behaviour = behaviour_of(handler)
-
-    async def end(context: Context, error: Exception) -> NoReturn:
-        if isinstance(error, Unreadable):
-            error = InvalidRequest(Reason.INVALID_FIELD, str(error))
-        if isinstance(error, ExecutorError):
-            on_refusal(method, error)
-        await _end(method, context, error)
-
-    guard = _guard_generator if inspect.isasyncgenfunction(behaviour) else _guard_coroutine
-    if guard is _guard_coroutine and handler.response_streaming:
-        behaviour = _begun(behaviour)
-    return with_behaviour(handler, guard(behaviour, request_in, end), _without_errors(handler.request_deserializer))
-
-
-_End: TypeAlias = "Callable[[Context, Exception], Awaitable[NoReturn]]"
+    return wrap
 
 
 def _begun(behaviour: Behaviour) -> Behaviour:
@@ -184,29 +164,6 @@ def _begun(behaviour: Behaviour) -> Behaviour:
         return await behaviour(request, context)
 
     return begun
-
-
-def _guard_coroutine(behaviour: Any, request_in: Callable[[Any], Any], end: _End) -> Callable[..., Awaitable[Any]]:
-    async def guarded(request: Any, context: Context) -> Any:
-        try:
-            return await behaviour(request_in(request), context)
-        except Exception as error:  # noqa: BLE001 - the border
-            await end(context, error)
-
-    return guarded
-
-
-def _guard_generator(behaviour: Any, request_in: Callable[[Any], Any], end: _End) -> Callable[..., AsyncIterator[Any]]:
-    """Guards a generator of grpc's own services; our handlers write to the context instead (see service.py)."""
-
-    async def guarded(request: Any, context: Context) -> AsyncIterator[Any]:
-        try:
-            async for response in behaviour(request_in(request), context):
-                yield response
-        except Exception as error:  # noqa: BLE001 - the border
-            await end(context, error)
-
-    return guarded
 
 
 async def _end(method: str, context: Context, error: Exception) -> NoReturn:

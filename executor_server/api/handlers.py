@@ -1,23 +1,25 @@
-"""Handlers of grpc, taken apart and put together, and interceptors around those of our own services.
+"""Handlers of grpc, taken apart and put together, and the table that wraps each method of a server once.
 
-Our handlers are coroutines (service.py says why), so the function around one is a coroutine function too. Handlers of
-grpc's own services, which may be generators, are left as they are.
+Wrappers take the place of interceptors, which grpc.aio runs again for each call. Our handlers are coroutines
+(service.py says why). Those of grpc's own services may be generators, and are made coroutines before they are wrapped.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Awaitable, Callable, Mapping, Set
+from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
 from typing import Any, TypeAlias, cast
 
 import grpc
 
 from executor_api.v1 import admin_service_pb2, executor_service_pb2
 
-# Generic in the stubs only, hence the quotes, and the comments at the interceptors.
+# Generic in the stubs only, hence the quotes.
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
 Handler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
 Behaviour: TypeAlias = "Callable[[Any, Context], Awaitable[Any]]"
+Wrapper: TypeAlias = "Callable[[str, Handler], Handler]"
+"""Returns a handler that does something around another one, given the path of its method."""
 
 OWN_METHODS = frozenset(
     f"/{service.full_name}/{method.name}"
@@ -51,44 +53,36 @@ def behaviour_of(handler: Handler) -> Any:
 
 
 def with_behaviour(
-    handler: Handler, behaviour: Callable[..., Any], request_deserializer: Callable[[bytes], Any] | None
+    handler: Handler,
+    behaviour: Behaviour,
+    request_deserializer: Callable[[bytes], Any] | None,
+    *,
+    request_streaming: bool | None = None,
 ) -> Handler:
-    """Returns a handler of the same form that calls `behaviour`."""
-    construct = _CONSTRUCTORS[(handler.request_streaming, handler.response_streaming)]
+    """Returns a handler that calls `behaviour`, of the same form unless `request_streaming` says another one."""
+    is_stream = handler.request_streaming if request_streaming is None else request_streaming
+    construct = _CONSTRUCTORS[(is_stream, handler.response_streaming)]
     made = construct(
         behaviour, request_deserializer=request_deserializer, response_serializer=handler.response_serializer
     )
     return cast("Handler", made)
 
 
-class Around(grpc.aio.ServerInterceptor):  # type: ignore[type-arg]
-    """Puts `around(method, behaviour)` in place of each behaviour of our services. It belongs to one server."""
+def around_own_methods(around: Callable[[str, Behaviour], Behaviour]) -> Wrapper:
+    """Returns a wrapper that puts `around(method, behaviour)` in place of each behaviour of our services."""
 
-    def __init__(self, around: Callable[[str, Behaviour], Behaviour]) -> None:
-        self._around = around
-        # By method: what further interceptors return for one never changes.
-        self._handlers: dict[str, Handler] = {}
-
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        method = handler_call_details.method
+    def wrap(method: str, handler: Handler) -> Handler:
         if method not in OWN_METHODS:
-            return await continuation(handler_call_details)
-        if method not in self._handlers:
-            handler = await continuation(handler_call_details)
-            behaviour = behaviour_of(handler)
-            assert not inspect.isasyncgenfunction(behaviour), "our handlers are coroutines"
-            self._handlers[method] = with_behaviour(
-                handler, self._around(method, behaviour), handler.request_deserializer
-            )
-        return self._handlers[method]
+            return handler
+        return with_behaviour(handler, around(method, behaviour_of(handler)), handler.request_deserializer)
+
+    return wrap
 
 
 class MethodTable:
-    """Gathers the handlers of services, and gives them to a server as one handler that looks each method up.
+    """Gathers the handlers of services, wraps each, and gives them to a server as one that looks each method up.
+
+    The first of the `wrappers` is the outermost. They are also put around the answer to a method that does not exist.
 
     For each method that is registered with it, grpc.aio keeps a task that waits for the next call, and with every call
     that arrives it waits for all of them again (`asyncio.wait`): with 50 methods that is 300 function calls. A method
@@ -97,8 +91,9 @@ class MethodTable:
     these go their own way.
     """
 
-    def __init__(self, by_themselves: Set[str]) -> None:
+    def __init__(self, by_themselves: Set[str], wrappers: Sequence[Wrapper] = ()) -> None:
         self._by_themselves = by_themselves
+        self._wrappers = wrappers
         self._handlers: dict[str, Handler] = {}
 
     def add_generic_rpc_handlers(self, _handlers: object) -> None:
@@ -110,18 +105,46 @@ class MethodTable:
 
     def serve_by(self, server: grpc.aio.Server) -> None:
         """Gives all methods to a server."""
-        for path in self._by_themselves & self._handlers.keys():
+        wrapped = {path: self._wrapped(path, _as_coroutine(handler)) for path, handler in self._handlers.items()}
+        for path in self._by_themselves & wrapped.keys():
             service, _, name = path.strip("/").rpartition("/")
-            cast("Any", server).add_registered_method_handlers(service, {name: self._handlers[path]})
-        server.add_generic_rpc_handlers((_LookUp(self._handlers),))
+            cast("Any", server).add_registered_method_handlers(service, {name: wrapped[path]})
+        server.add_generic_rpc_handlers((_LookUp(wrapped, self._wrapped),))
+
+    def _wrapped(self, path: str, handler: Handler) -> Handler:
+        for wrap in reversed(self._wrappers):
+            handler = wrap(path, handler)
+        return handler
 
 
 class _LookUp(grpc.GenericRpcHandler):  # type: ignore[type-arg]
-    def __init__(self, handlers: Mapping[str, Handler]) -> None:
+    def __init__(self, handlers: Mapping[str, Handler], wrapped: Wrapper) -> None:
         self._handlers = handlers
+        self._wrapped = wrapped
 
-    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler | None:
-        return self._handlers.get(handler_call_details.method)
+    def service(self, handler_call_details: grpc.HandlerCallDetails) -> Handler:
+        method = handler_call_details.method
+        # Unknown ones are not kept: a caller can make up any number of names.
+        return self._handlers.get(method) or self._wrapped(method, _UNIMPLEMENTED)
+
+
+async def _unimplemented(_requests: Any, context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNIMPLEMENTED, "Method not found!")  # grpc's own words
+
+
+_UNIMPLEMENTED: Handler = grpc.stream_stream_rpc_method_handler(cast("Any", _unimplemented))
+
+
+def _as_coroutine(handler: Handler) -> Handler:
+    behaviour = behaviour_of(handler)
+    if not inspect.isasyncgenfunction(behaviour):
+        return handler
+
+    async def streamed(request: Any, context: Context) -> None:
+        async for response in behaviour(request, context):
+            await context.write(response)
+
+    return with_behaviour(handler, streamed, handler.request_deserializer)
 
 
 def status_of(context: Context) -> str:

@@ -7,14 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any, cast
 
-from executor_server.api.handlers import Around, Behaviour, Context, status_of
+from executor_server.api.handlers import Behaviour, Context, Wrapper, around_own_methods, status_of
 from executor_server.telemetry import Metrics
 
 _BEGINS_EXECUTIONS = "/executor_api.v1.ExecutorService/Execute"
 
 
-def metering(metrics: Metrics) -> Around:
-    """Returns an interceptor that reports every call of our services to `metrics`."""
+def metering(metrics: Metrics) -> Wrapper:
+    """Returns a wrapper that reports every call of our services to `metrics`."""
 
     def around(method: str, behaviour: Behaviour) -> Behaviour:
         async def metered(request: Any, context: Context) -> Any:
@@ -37,7 +37,7 @@ def metering(metrics: Metrics) -> Around:
 
         return metered
 
-    return Around(around)
+    return around_own_methods(around)
 
 
 def _first_event(metrics: Metrics, started_s: float) -> Callable[[], None]:

@@ -6,14 +6,14 @@ A Unix socket is private (mode 0600) from the moment it exists, except the one a
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
-from grpc_reflection.v1alpha import reflection
+from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
@@ -22,8 +22,8 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_server.api.auth import Authentication, current_principal
 from executor_server.api.callers import ClientCallers
 from executor_server.api.calls import CallLimits, held_calls
-from executor_server.api.errors import ErrorBorder, ignore_lost_callers
-from executor_server.api.handlers import OWN_METHODS, Handler, MethodTable
+from executor_server.api.errors import error_border, ignore_lost_callers
+from executor_server.api.handlers import OWN_METHODS, Handler, MethodTable, Wrapper
 from executor_server.api.peer_socket import PeerRelay, PeerSocket
 from executor_server.core import Address, AddressError, ExecutorError, TcpAddress, UnixAddress, addresses
 from executor_server.core.lifecycle import Observer
@@ -96,13 +96,13 @@ class RpcServer:
         admin: admin_grpc.AdminServiceServicer | None = None,
         observer: Observer | None = None,
         quotas: Quotas | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        wrappers: Sequence[Wrapper] = (),
         handlers: Mapping[str, Mapping[str, Handler]] | None = None,
     ) -> None:
         """Opens nothing yet.
 
-        `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `interceptors` come after
-        authentication. `handlers` serve methods instead of the services, by the names of both.
+        `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `wrappers` are put around what
+        known callers call. `handlers` serve methods instead of the services, by the names of both.
         """
         ignore_lost_callers()
         on_refusal = refusals_to(observer or Observer())
@@ -119,30 +119,32 @@ class RpcServer:
         self._authentication = Authentication(
             callers,
             on_denial=on_refusal,
-            admit_call=_admission(quotas, settings),
+            admit_call=(
+                None if quotas is None else CallLimits(quotas, held_calls(settings.max_concurrent_calls)).admit
+            ),
         )
         self.unserved: list[str] = []
         """After `bind`: a sentence for each default address that could not be bound."""
         self._bound: list[Address] = []
         self._inner: list[Address] = []  # not announced
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
-        # The order matters: an unknown caller's call must not reach the handlers at all, and a denial is made outside
-        # the error border, whose handlers are kept per method.
         self._server = grpc.aio.server(
-            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal)),
-            options=server_options(settings),
-            maximum_concurrent_rpcs=settings.max_concurrent_calls,
+            options=server_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_calls
         )
-        methods: Any = MethodTable(BY_THEMSELVES)
+        # The order matters: an unknown caller's call must not reach the handlers at all.
+        methods: Any = MethodTable(BY_THEMSELVES, (self._authentication.around, *wrappers, error_border(on_refusal)))
         service_grpc.add_ExecutorServiceServicer_to_server(service, methods)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         if admin is not None:
             admin_grpc.add_AdminServiceServicer_to_server(admin, methods)
         for name, own_handlers in (handlers or {}).items():
             methods.add_registered_method_handlers(name, own_handlers)
-        methods.serve_by(self._server)
         own = (SERVICE_NAME, *((ADMIN_SERVICE_NAME,) if admin is not None else ()))
-        reflection.enable_server_reflection((*own, health.SERVICE_NAME, reflection.SERVICE_NAME), self._server)
+        shown: Any = reflection.aio.ReflectionServicer(  # type: ignore[attr-defined]  # the stubs lack it
+            (*own, health.SERVICE_NAME, reflection.SERVICE_NAME)
+        )
+        reflection_pb2_grpc.add_ServerReflectionServicer_to_server(shown, methods)
+        methods.serve_by(self._server)
 
     def bind(self) -> None:
         """Opens the listeners; calls wait for `start`. Raises AddressError."""
@@ -213,16 +215,6 @@ def open_port(server: grpc.aio.Server, address: Address, credentials: grpc.Serve
     except RuntimeError as error:  # grpc says no more than that; its log has the errno
         raise AddressError(f"Can't listen on {address}: it is in use, or not an address of this machine.") from error
     return TcpAddress(address.host, port) if isinstance(address, TcpAddress) else address
-
-
-def _admission(quotas: Quotas | None, settings: ServerSettings) -> Callable[[str, str], Awaitable[None]]:
-    if quotas is None:
-        return _admit_all
-    return CallLimits(quotas, max_held=held_calls(settings.max_concurrent_calls)).admit
-
-
-async def _admit_all(_tenant: str, _method: str) -> None:
-    return
 
 
 def _no_uid(_peer: str) -> int | None:

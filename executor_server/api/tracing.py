@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING, Any
 
-from executor_server.api.handlers import Around, Behaviour, Context, status_of
+from executor_server.api.handlers import Behaviour, Context, Wrapper, around_own_methods, status_of
 from executor_server.core.config import ConfigError, TracingSection
 
 if TYPE_CHECKING:
@@ -28,8 +28,8 @@ def load_tracing(section: TracingSection, version: str) -> Tracing | None:
     )
 
 
-def call_tracing(tracing: Tracing) -> Around:
-    """Returns an interceptor that traces every call of our services, for use after authentication."""
+def call_tracing(tracing: Tracing) -> Wrapper:
+    """Returns a wrapper that traces every call of our services, for use after authentication."""
 
     def around(method: str, behaviour: Behaviour) -> Behaviour:
         async def traced(request: Any, context: Context) -> Any:
@@ -47,4 +47,4 @@ def call_tracing(tracing: Tracing) -> Around:
 
         return traced
 
-    return Around(around)
+    return around_own_methods(around)

@@ -241,7 +241,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
         admin=_admin(control, egress, environments, sessions, approvals, views, status, config.audit_directory),
         observer=observer,
         settings=settings,
-        interceptors=watchers.interceptors,
+        wrappers=watchers.wrappers(),
     )
     server = _bind(stack, parts, control, node)
     await watchers.serve_metrics(stack, config.metrics.listen, _sources(parts, watchers, environments, recordings))
@@ -335,7 +335,7 @@ def _bind(stack: AsyncExitStack, parts: Parts, control: _Control, node: Node | N
         admin=parts.admin,
         observer=parts.observer,
         quotas=parts.quotas,
-        interceptors=parts.interceptors(),
+        wrappers=parts.wrappers,
     )
     stack.push_async_callback(server.stop, STOP_GRACE_S)
     stack.push_async_callback(parts.sessions.close)

@@ -14,12 +14,11 @@ from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-import grpc
-
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.api.asking import Asking
 from executor_server.api.audit_view import AuditView
+from executor_server.api.handlers import Wrapper
 from executor_server.api.recordings import Recordings
 from executor_server.api.server import RpcServer, ServerSettings
 from executor_server.api.service import ExecutorService
@@ -66,7 +65,7 @@ from executor_server.policy.identity import Identities
 from executor_server.policy.quotas import Admission, Quotas
 from executor_server.sessions import SessionRequest
 from executor_server.sessions.leases import Renewal as LeaseRenewal
-from tests.rpc.session_names import EPOCH, Renaming, fleet_id, name_of
+from tests.rpc.session_names import EPOCH, fleet_id, name_of, renaming
 from tests.support.fleet_daemon import NODES
 from tests.support.polling import eventually_async
 
@@ -226,7 +225,7 @@ class FrontedServer(RpcServer):
         *,
         admin: admin_grpc.AdminServiceServicer | None = None,
         quotas: Quotas | None = None,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        wrappers: Sequence[Wrapper] = (),
         reload: Callable[[], Awaitable[bool]] | None = None,
         **more: Any,
     ) -> None:
@@ -296,7 +295,7 @@ class FrontedServer(RpcServer):
             server_settings,
             admin=front_admin if admin is not None else None,
             quotas=quotas,
-            interceptors=(*interceptors, Renaming(sessions.sessions)),
+            wrappers=(*wrappers, renaming(sessions.sessions)),
             handlers=proxy_handlers(self._fleet, by_hand=BY_HAND),
             **more,
         )

@@ -1,21 +1,20 @@
 """Names of the sessions behind a front: tests call them by short ones, which no node of a fleet could give them.
 
-`Renaming` puts ids of a fleet in their place where a call comes in, and the names where its answer goes out.
+`renaming` puts ids of a fleet in their place where a call comes in, and the names where its answer goes out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol, cast
 
-import grpc
 from google.protobuf import message_factory
 from google.protobuf.message import DecodeError, Message
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
-from executor_server.api.handlers import OWN_METHODS, Handler
+from executor_server.api.handlers import OWN_METHODS, Handler, Wrapper
 from executor_server.fleet.membership import node_of
 from tests.support.fleet_daemon import NODES
 
@@ -44,26 +43,23 @@ def name_of(session_id: str) -> str:
     return bytes.fromhex(session_id[-24:]).rstrip(b"\0").decode()
 
 
-class Renaming(grpc.aio.ServerInterceptor):
-    """Replaces names of sessions in requests, and their ids in answers. Other bytes stay as they are."""
+def renaming(sessions: Mapping[str, Placed]) -> Wrapper:
+    """Replaces names of `sessions`, those of the test, in requests, and their ids in answers. Other bytes stay."""
 
-    def __init__(self, sessions: Mapping[str, Placed]) -> None:
-        """`sessions` are those of the test by their names."""
-        self._sessions = sessions
+    def id_of(name: str) -> str:
+        if not _NAME.fullmatch(name):
+            return name
+        session = sessions.get(name)
+        return fleet_id(name, (session.node if session is not None else "") or NODES[0])
 
-    async def intercept_service(
-        self,
-        continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Handler]],
-        handler_call_details: grpc.HandlerCallDetails,
-    ) -> Handler:
-        handler = await continuation(handler_call_details)
-        if handler_call_details.method not in OWN_METHODS:
+    def wrap(method: str, handler: Handler) -> Handler:
+        if method not in OWN_METHODS:
             return handler
-        request_class, answer_class = _MESSAGES[handler_call_details.method]
+        request_class, answer_class = _MESSAGES[method]
         parse, serialize = handler.request_deserializer, handler.response_serializer
 
         def incoming(data: bytes) -> Any:
-            renamed = _renamed(request_class, data, self._id_of)
+            renamed = _renamed(request_class, data, id_of)
             return parse(renamed) if parse is not None else renamed
 
         def outgoing(answer: Any) -> bytes:
@@ -72,11 +68,7 @@ class Renaming(grpc.aio.ServerInterceptor):
         made = cast("Any", handler)._replace(request_deserializer=incoming, response_serializer=outgoing)
         return cast("Handler", made)
 
-    def _id_of(self, name: str) -> str:
-        if not _NAME.fullmatch(name):
-            return name
-        session = self._sessions.get(name)
-        return fleet_id(name, (session.node if session is not None else "") or NODES[0])
+    return wrap
 
 
 _MESSAGES = {

@@ -43,7 +43,7 @@ async def spans_of(tracing: Tracing, exporter: InMemorySpanExporter) -> list[Rea
 
 
 async def test_calls_are_counted_by_method_and_status(tmp_path: Path, metrics: Metrics) -> None:
-    async with serving(tmp_path, interceptors=(metering(metrics),)) as edge:
+    async with serving(tmp_path, wrappers=(metering(metrics),)) as edge:
         await edge.session()
         missing = edge.stub.GetSession(pb.GetSessionRequest(session_id="none"), metadata=AUTH)
         assert (await refused(missing))[0] == "NOT_FOUND"
@@ -53,7 +53,7 @@ async def test_calls_are_counted_by_method_and_status(tmp_path: Path, metrics: M
 
 
 async def test_a_stream_is_open_until_its_caller_leaves(tmp_path: Path, metrics: Metrics) -> None:
-    async with serving(tmp_path, interceptors=(metering(metrics),)) as edge:
+    async with serving(tmp_path, wrappers=(metering(metrics),)) as edge:
         session = await edge.session()
         session.next_execution = FakeExecution(events_to_send=EVENTS[:1], stays_open=True)
         stream = edge.stub.Execute(EXECUTE, metadata=AUTH)
@@ -68,14 +68,14 @@ async def test_a_stream_is_open_until_its_caller_leaves(tmp_path: Path, metrics:
 
 
 async def test_methods_that_do_not_exist_are_not_counted(tmp_path: Path, metrics: Metrics) -> None:
-    async with serving(tmp_path, interceptors=(metering(metrics),)) as edge:
+    async with serving(tmp_path, wrappers=(metering(metrics),)) as edge:
         for name in ("A", "B"):
             assert (await refused(edge.raw(name)(b"", metadata=AUTH)))[0] == "UNIMPLEMENTED"
     assert "UNIMPLEMENTED" not in str(list(metrics.registry.collect()))
 
 
 async def test_our_own_failure_is_counted_as_such(tmp_path: Path, metrics: Metrics) -> None:
-    async with serving(tmp_path, interceptors=(metering(metrics),)) as edge:
+    async with serving(tmp_path, wrappers=(metering(metrics),)) as edge:
         edge.sessions.raises = RuntimeError("a bug")
         call = edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=AUTH)
         assert (await refused(call))[0] == "INTERNAL"
@@ -85,7 +85,7 @@ async def test_our_own_failure_is_counted_as_such(tmp_path: Path, metrics: Metri
 async def test_the_clients_trace_goes_through_calls_and_streams(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter, service_name="t", version="1", sample_ratio=1.0)
-    async with serving(tmp_path, interceptors=(call_tracing(tracing),)) as edge:
+    async with serving(tmp_path, wrappers=(call_tracing(tracing),)) as edge:
         session = await edge.session()
         session.next_execution = FakeExecution(events_to_send=EVENTS)
         assert len([event async for event in edge.stub.Execute(EXECUTE, metadata=(*AUTH, TRACEPARENT))]) == 2
@@ -103,7 +103,7 @@ async def test_the_clients_trace_goes_through_calls_and_streams(tmp_path: Path) 
 async def test_a_span_says_how_its_call_ended(tmp_path: Path, raises: Any, code: str, fault: bool) -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter, service_name="t", version="1", sample_ratio=1.0)
-    async with serving(tmp_path, interceptors=(call_tracing(tracing),)) as edge:
+    async with serving(tmp_path, wrappers=(call_tracing(tracing),)) as edge:
         if raises is not None:
             edge.sessions.raises = raises
             call = edge.stub.CreateSession(pb.CreateSessionRequest(request_id="r"), metadata=AUTH)
@@ -119,7 +119,7 @@ async def test_a_span_says_how_its_call_ended(tmp_path: Path, raises: Any, code:
 async def test_a_call_that_is_denied_leaves_no_span(tmp_path: Path) -> None:
     exporter = InMemorySpanExporter()
     tracing = Tracing(exporter, service_name="t", version="1", sample_ratio=1.0)
-    async with serving(tmp_path, interceptors=(call_tracing(tracing),)) as edge:
+    async with serving(tmp_path, wrappers=(call_tracing(tracing),)) as edge:
         denied = edge.stub.ListSessions(pb.ListSessionsRequest(), metadata=(TRACEPARENT,))
         assert (await refused(denied))[0] == "UNAUTHENTICATED"
     assert await spans_of(tracing, exporter) == []

@@ -10,7 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health
 
-from executor_server.api.handlers import OWN_METHODS, MethodTable
+from executor_server.api.handlers import OWN_METHODS, Handler, MethodTable, Wrapper
 from executor_server.api.server import BY_THEMSELVES
 from tests.rpc.edge import FakeSessions, make_server, settings
 from tests.support.fleet_daemon import wanted
@@ -37,19 +37,36 @@ def handler() -> Any:
     return grpc.unary_unary_rpc_method_handler(lambda _request, _context: None)
 
 
+def looked_up(server: Server, method: str) -> Any:
+    (generic,) = server.generic
+    details: Any = type("Details", (), {"method": method})()
+    return generic.service(details)
+
+
 def test_every_method_is_looked_up_and_a_chosen_one_is_registered_too() -> None:
     table, server, first, second = MethodTable({"/s/First"}), Server(), handler(), handler()
     table.add_registered_method_handlers("s", {"First": first, "Second": second})
     table.serve_by(server)  # type: ignore[arg-type]  # it is used as one
-    (generic,) = server.generic
-    details: Any = type("Details", (), {})()
-    found = {}
-    for details.method in ("/s/First", "/s/Second", "/s/Third"):
-        found[details.method] = generic.service(details)
-    assert (server.registered, found) == (
-        {"/s/First": first},
-        {"/s/First": first, "/s/Second": second, "/s/Third": None},
-    )
+    assert server.registered == {"/s/First": first}
+    assert [looked_up(server, method) for method in ("/s/First", "/s/Second")] == [first, second]
+
+
+def test_wrappers_are_put_around_each_method_and_around_unknown_ones_the_first_outermost() -> None:
+    made = []
+
+    def wrapper(name: str) -> Wrapper:
+        def wrap(method: str, wrapped: Handler) -> Handler:
+            made.append((name, method))
+            return wrapped
+
+        return wrap
+
+    table, server = MethodTable(frozenset(), (wrapper("outer"), wrapper("inner"))), Server()
+    table.add_registered_method_handlers("s", {"First": handler()})
+    table.serve_by(server)  # type: ignore[arg-type]  # it is used as one
+    looked_up(server, "/s/First")
+    looked_up(server, "/s/Unknown")
+    assert made == [(name, method) for method in ("/s/First", "/s/Unknown") for name in ("inner", "outer")]
 
 
 def test_the_last_that_has_a_method_serves_it() -> None:

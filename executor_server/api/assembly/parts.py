@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from executor_server.api import AdminService, Around, ExecutorService, ServerSettings
+from executor_server.api import AdminService, ExecutorService, ServerSettings, Wrapper
 from executor_server.backends import Backend
 from executor_server.core.lifecycle import Observer
 from executor_server.policy import PolicyStore
@@ -26,4 +26,4 @@ class Parts:
     admin: AdminService
     observer: Observer
     settings: ServerSettings
-    interceptors: Callable[[], Sequence[Around]]  # new ones for each server: they keep its handlers
+    wrappers: Sequence[Wrapper]

@@ -7,7 +7,7 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from executor_server.api import OWN_METHODS, Around, call_tracing, load_tracing, metering
+from executor_server.api import OWN_METHODS, Wrapper, call_tracing, load_tracing, metering
 from executor_server.api.assembly.settings import audit_files, audit_settings
 from executor_server.core.config import Config
 from executor_server.core.lifecycle import Observer, pass_on
@@ -131,7 +131,7 @@ class Watchers:
         pass_on(observer, ApprovalObserver, [each for each in (self.trail, metrics) if each is not None])
         return observer
 
-    def interceptors(self) -> list[Around]:
+    def wrappers(self) -> list[Wrapper]:
         """Returns what surrounds each call, the outermost first."""
         around = [] if self.tracing is None else [call_tracing(self.tracing)]
         return around if self.metrics is None else [*around, metering(self.metrics)]

@@ -22,9 +22,9 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import fleet_service_pb2
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_server.api.auth import Authentication
-from executor_server.api.errors import ErrorBorder
-from executor_server.api.handlers import Context
-from executor_server.api.server import ServerSettings, open_port, server_options
+from executor_server.api.errors import error_border
+from executor_server.api.handlers import Context, MethodTable, Wrapper
+from executor_server.api.server import BY_THEMSELVES, ServerSettings, open_port, server_options
 from executor_server.core import Address, ExecutorError, Principal, Reason, Unauthenticated
 from executor_server.fleet.api.wire import MAX_CONTROL_BYTES, PRINCIPAL_KEY, Caller, caller_from
 from executor_server.fleet.membership import FRONT, CertificateError, Credentials, member_of, read_credentials
@@ -62,14 +62,14 @@ class NodeServer:
         on_refusal: Callable[[str, ExecutorError], None],
         obeyed: Callable[[], str | None],
         *,
-        interceptors: Sequence[grpc.aio.ServerInterceptor[Any, Any]] = (),
+        wrappers: Sequence[Wrapper] = (),
         on_start: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         """Opens nothing yet. `obeyed` returns the front's start that the node obeys now. Raises CertificateError."""
         self._on_start = on_start
         self._address = address
         self._certificates = _Certificates(folder)
-        self._authentication = Authentication(FrontCallers(obeyed), on_denial=on_refusal, admit_call=_admit_all)
+        self._authentication = Authentication(FrontCallers(obeyed), on_denial=on_refusal)
         options = {
             **dict(server_options(settings)),
             "grpc.max_receive_message_length": MAX_CONTROL_BYTES,
@@ -80,13 +80,15 @@ class NodeServer:
             "grpc.http2.min_ping_interval_without_data_ms": round(MIN_PING_INTERVAL_S * 1000),
         }
         # No maximum of calls: the link must not be refused because of them.
-        self._server = grpc.aio.server(
-            interceptors=(self._authentication, *interceptors, ErrorBorder(on_refusal)),
-            options=list(options.items()),
+        self._server = grpc.aio.server(options=list(options.items()))
+        methods: Any = MethodTable(
+            BY_THEMSELVES | {f"{_LINK_METHODS}Link"},
+            (self._authentication.around, *wrappers, error_border(on_refusal)),
         )
-        fleet_grpc.add_FleetServiceServicer_to_server(services.link, self._server)
-        service_grpc.add_ExecutorServiceServicer_to_server(services.service, self._server)
-        admin_grpc.add_AdminServiceServicer_to_server(services.admin, self._server)
+        fleet_grpc.add_FleetServiceServicer_to_server(services.link, methods)
+        service_grpc.add_ExecutorServiceServicer_to_server(services.service, methods)
+        admin_grpc.add_AdminServiceServicer_to_server(services.admin, methods)
+        methods.serve_by(self._server)
 
     def bind(self) -> Address:
         """Opens the listener; calls wait for `start`. Raises AddressError."""
@@ -109,10 +111,6 @@ class NodeServer:
         await self._authentication.close()
 
 
-async def _admit_all(_tenant: str, _method: str) -> None:
-    return
-
-
 @dataclass(frozen=True)
 class _Shown:
     caller: Caller
@@ -122,27 +120,26 @@ class _Shown:
 class FrontCallers:
     """Knows callers by the front's certificate and the principal that it names (`CallerSource`)."""
 
-    checks_connections = True
-
     def __init__(self, obeyed: Callable[[], str | None]) -> None:
         self._obeyed = obeyed
 
-    def named_in(self, call: grpc.HandlerCallDetails) -> Caller:
+    def shown_by(self, method: str, context: Context) -> _Shown:
+        certificate = certificate_in(cast("Any", context).auth_context())
+        is_front = certificate is not None and member_of(certificate.names) == FRONT
+        return _Shown(self._caller_in(method, context), is_front)
+
+    def _caller_in(self, method: str, context: Context) -> Caller:
         """Raises Unauthenticated."""
-        metadata = call.invocation_metadata or ()
+        metadata = context.invocation_metadata() or ()
         given = [value for key, value in metadata if key == PRINCIPAL_KEY]
         if any(key == "authorization" for key, _ in metadata):
             raise _unauthenticated()
-        if call.method.startswith(_LINK_METHODS):
+        if method.startswith(_LINK_METHODS):
             return _LINK
         caller = caller_from(given[0]) if len(given) == 1 else None
         if caller is None:
             raise _unauthenticated()
         return caller
-
-    def shown_by(self, named: Caller, context: Context | None) -> _Shown:
-        certificate = certificate_in(cast("Any", context).auth_context())
-        return _Shown(named, certificate is not None and member_of(certificate.names) == FRONT)
 
     def principal_of(self, shown: _Shown) -> Principal | None:
         front = shown.caller.front

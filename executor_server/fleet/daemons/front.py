@@ -195,7 +195,7 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
         admin=admin,
         observer=Observers(watching),
         quotas=control.quotas,
-        interceptors=watchers.interceptors(),
+        wrappers=watchers.wrappers(),
         handlers=proxy_handlers(fleet, by_hand=BY_HAND),
     )
     if watchers.trail is not None:

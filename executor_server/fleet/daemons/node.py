@@ -138,7 +138,7 @@ class Node:
             parts.settings,
             refusals_to(parts.observer),
             lambda: self._heartbeat.obeyed,
-            interceptors=parts.interceptors(),
+            wrappers=parts.wrappers,
             on_start=fencing.start,
         )
         stack.push_async_callback(server.stop, STOP_GRACE_S)

@@ -24,7 +24,8 @@ from executor_api.v1 import executor_service_pb2_grpc as service_grpc
 from executor_api.v1 import fleet_service_pb2 as fleet_pb
 from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_api.v1 import types_pb2 as pb
-from executor_server.api.errors import ErrorBorder, ignore_lost_callers
+from executor_server.api.errors import error_border, ignore_lost_callers
+from executor_server.api.handlers import MethodTable
 from executor_server.core import NotFound, PreconditionFailed, Principal, Reason
 from executor_server.fleet.api import wire
 from executor_server.fleet.api.wire import PRINCIPAL_KEY, caller_from
@@ -339,10 +340,12 @@ async def serving(node: FakeNode, listen: str = "127.0.0.1:0") -> AsyncIterator[
     credentials = grpc.ssl_server_credentials(
         [(files["key.pem"], files["cert.pem"])], root_certificates=files["ca.pem"], require_client_auth=True
     )
-    server = grpc.aio.server(interceptors=(ErrorBorder(lambda _method, _error: None),))
-    fleet_grpc.add_FleetServiceServicer_to_server(cast("Any", _Link(node)), server)
-    service_grpc.add_ExecutorServiceServicer_to_server(cast("Any", _Service(node)), server)
-    admin_grpc.add_AdminServiceServicer_to_server(cast("Any", _Admin(node)), server)
+    server = grpc.aio.server()
+    methods: Any = MethodTable(frozenset(), (error_border(lambda _method, _error: None),))
+    fleet_grpc.add_FleetServiceServicer_to_server(cast("Any", _Link(node)), methods)
+    service_grpc.add_ExecutorServiceServicer_to_server(cast("Any", _Service(node)), methods)
+    admin_grpc.add_AdminServiceServicer_to_server(cast("Any", _Admin(node)), methods)
+    methods.serve_by(server)
     port = server.add_secure_port(listen, credentials)
     node.link_address = f"127.0.0.1:{port}"
     await server.start()

@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import venv
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -24,16 +25,17 @@ from executor_server.backends.local import LocalBackend
 from executor_server.backends.local.bwrap_process import BwrapProcess
 from executor_server.backends.local.cgroups import Cgroup
 from executor_server.backends.local.fork_server import fork, fork_servers, forked_process
-from executor_server.backends.local.fork_server.fork_server import ForkServer
+from executor_server.backends.local.fork_server.fork_server import ForkServer, start_fork_server
 from executor_server.backends.local.fork_server.forked_process import ForkedProcess
 from executor_server.backends.local.resources import Resources
 from executor_server.core import SandboxSpec
 from executor_server.core.config import LocalImage
 from tests.support import rounds
 from tests.support.forked_backend import ForkedBackend
-from tests.support.polling import eventually_async, has_ended
+from tests.support.polling import eventually, eventually_async, has_ended
 
 SPEC = SandboxSpec("base", 2**28, 32, 2**24, 60.0, fork_server="shared")
+END_TIME_S = 10.0
 WITH_MODULES = replace(SPEC, memory_bytes=2**30)
 THREAD = "import threading, time; threading.Thread(target=time.sleep, args=(1000,), daemon=True).start()"
 DESCRIPTOR = "import os; os.dup2(os.open('/dev/null', 0), 99)"
@@ -117,6 +119,19 @@ async def test_the_end_of_a_fork_server_is_the_end_of_its_sandboxes_and_is_repor
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
 
 
+async def test_a_fork_server_that_is_starting_leaves_no_process_when_it_is_ended(directory: Path) -> None:
+    """Its parent process was killed, and the child, which had left the parent's session, ran on for a moment."""
+    async with started(directory) as backend:
+        blueprint = (await fork_server_of(backend)).blueprint
+        starting = start_fork_server(blueprint, "starting", lambda _server, _init: None)
+        parent = psutil.Process(starting.popen.pid)
+        # Not awaited: the report of the child must not be read before the end.
+        assert eventually(lambda: any(map(_leads_its_session, parent.children())))
+        children = parent.children()
+        await starting.end(time.monotonic() + END_TIME_S)
+        assert all(map(has_ended, (parent, *children)))
+
+
 async def test_the_parent_of_a_fork_server_is_not_needed(directory: Path) -> None:
     async with started(directory) as backend:
         fork_server = await fork_server_of(backend)
@@ -149,6 +164,13 @@ async def test_a_full_process_table_is_a_reason_for_bubblewrap(directory: Path) 
         assert isinstance((await backend.create(SPEC)).process, BwrapProcess)
         assert backend.fork_server_stats().fallbacks["failed"] == 1
         assert fork_server.serves
+
+
+def _leads_its_session(process: psutil.Process) -> bool:
+    try:
+        return os.getsid(process.pid) == process.pid
+    except ProcessLookupError:  # it was a helper of the parent's
+        return False
 
 
 def _allow_one_process(pid: int) -> None:

@@ -158,17 +158,19 @@ class ForkServer:
         return read_stderr(self._stderr)
 
     async def end(self, deadline: float) -> None:
-        """Ends it with all sandboxes that it still has. Raises SandboxFailure when it does not end in time."""
+        """Ends it with all sandboxes that it still has. Raises SandboxFailure when it does not end in time.
+
+        Until its first process has reported itself, the daemon could kill only the parent, and would not know when the
+        child ends. So it kills neither: the child ends at its report, since the socket is closed, and then the parent.
+        """
         self.retire("the daemon ends it")
         if self.init_pidfd is not None:
             kill(self.init_pidfd)
             if not await wait_readable(self.init_pidfd, deadline):
                 raise SandboxFailure(f"process {self.init_pid} of a fork server does not end")
-        elif not is_readable(self.monitor_pidfd):
+        if not await wait_readable(self.monitor_pidfd, deadline):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.popen.pid, signal.SIGKILL)
-        if not await wait_readable(self.monitor_pidfd, deadline):
-            kill(self.monitor_pidfd)
             raise SandboxFailure(f"the parent of a fork server (process {self.popen.pid}) does not end")
         self.release()
 

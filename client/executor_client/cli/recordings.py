@@ -52,10 +52,13 @@ def replay(options: argparse.Namespace, console: Console) -> int:
 
 
 def _write(path: Path, texts: Iterable[str]) -> None:
-    with NewFile(path, mode=_PRIVATE) as file:
-        for text in texts:
-            file.write(text.encode())
-        file.commit()
+    try:
+        with NewFile(path, mode=_PRIVATE) as file:
+            for text in texts:
+                file.write(text.encode())
+            file.commit()
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be written: {error.strerror}") from error
 
 
 def _show(recording: Recording, speed: float | None, console: Console) -> None:

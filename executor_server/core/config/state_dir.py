@@ -186,10 +186,13 @@ def read_token(path: Path, what: str = "token") -> str:
 def _make_token(path: Path) -> None:
     # Written under another name and linked into place: a client that looks at the same moment finds the whole token or
     # none, and an existing file is never replaced.
-    fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
     try:
-        with os.fdopen(fd, "w", encoding="ascii") as file:
-            file.write(_random_token() + "\n")
-        path.hardlink_to(name)
-    finally:
-        Path(name).unlink()
+        fd, name = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)
+        try:
+            with os.fdopen(fd, "w", encoding="ascii") as file:
+                file.write(_random_token() + "\n")
+            path.hardlink_to(name)
+        finally:
+            Path(name).unlink()
+    except OSError as error:
+        raise StateDirError(f"The file {path} can't be made: {error.strerror}.") from error

@@ -183,8 +183,8 @@ class Registry:
 
     def _unusable(self, error: Exception) -> StateDirError:
         return StateDirError(
-            f"The registry of sessions {self._path} can't be used: {error}. To end its sessions and start without "
-            "them, move it away."
+            f"The registry of sessions {self._path} can't be used: {error}. Check that its disk has room and can "
+            "be read. To end its sessions and start without them, move it away."
         )
 
     def _replace_file(self, error: sqlite3.Error) -> None:

@@ -150,6 +150,15 @@ def test_a_terminal_obeys_nothing_of_a_recording(
     assert not UNSAFE.search(re.sub(r"\x1b\[\d\d?m|\r\n", "", shown))  # our colours, and ends of lines
 
 
+@pytest.mark.parametrize("option", ["--html", "--cast"])
+def test_a_page_that_can_not_be_written_is_named(
+    hostile: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], option: str
+) -> None:
+    """The recording was named, as if it could not be read."""
+    assert main(["replay", str(hostile), option, str(tmp_path / "missing/page")]) == 2
+    assert f"executor: {tmp_path}/missing/page can't be written: No such file" in capsys.readouterr().err
+
+
 def test_a_changed_byte_is_refused(hostile: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = bytearray(hostile.read_bytes())
     data[len(data) // 2] ^= 1

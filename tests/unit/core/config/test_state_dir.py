@@ -8,6 +8,7 @@ import pytest
 
 from executor_server.core.config.state_dir import (
     AlreadyRunning,
+    StateDir,
     StateDirError,
     claim,
     read_or_make_state_key,
@@ -83,6 +84,12 @@ def test_a_directory_in_the_place_of_the_token_is_told_in_a_sentence(tmp_path: P
         state_dir.token_path.mkdir()
         with pytest.raises(StateDirError, match="is not a regular file"):
             read_or_make_token(state_dir)
+
+
+def test_a_token_that_can_not_be_written_is_told_in_a_sentence(tmp_path: Path) -> None:
+    """On a full disk the daemon ended with a traceback."""
+    with pytest.raises(StateDirError, match=r"token can't be made: No such file or directory\."):
+        read_or_make_token(StateDir(tmp_path / "missing"))
 
 
 def test_the_key_of_states_is_private_and_stays(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import pytest
 from executor_client import ExecutorClientError, PreconditionError
 from tests.support.backends import require
 from tests.support.fleet_daemon import fleet_daemon
-from tests.support.front_process import FrontProcess, front_over
 from tests.support.internet.world import Internet
+from tests.support.machines import Fleet, fleet_without_cables
 from tests.support.package_index.wheels import make_wheel
 from tests.support.polling import eventually
 
@@ -29,20 +29,20 @@ restore = true
 
 
 @pytest.fixture
-def front() -> Iterator[FrontProcess]:
+def machines() -> Iterator[Fleet]:
     """Each node has two places."""
     require("local")
-    with front_over(["n1", "n2"], policy=POLICY, node="[sessions]\nmax_sessions = 2") as front:
-        yield front
+    with fleet_without_cables("n1", "n2", policy=POLICY, node_config="[sessions]\nmax_sessions = 2\n") as made:
+        yield made
 
 
-def test_a_drained_node_loses_its_idle_sessions_to_another(front: FrontProcess) -> None:
-    with front.client() as client:
+def test_a_drained_node_loses_its_idle_sessions_to_another(machines: Fleet) -> None:
+    with machines.client() as client:
         session = client.create_session(labels={"job": "7"}, prelude="ready = True")
         session.execute("x = 41")
         session.put_file("a.txt", b"text")
         node = session.session_id.rpartition("-")[0]
-        answer = json.loads(front.command("admin", "drain", node, "--move", "--json"))
+        answer = json.loads(machines.command("admin", "drain", node, "--move", "--json"))
         (moved,) = answer["moved"]
         assert (moved["session_id"], moved["problem"]) == (session.session_id, "")
         with pytest.raises(ExecutorClientError, match=moved["new_session_id"]):
@@ -52,18 +52,18 @@ def test_a_drained_node_loses_its_idle_sessions_to_another(front: FrontProcess) 
         assert found.get_file("a.txt") == b"text"
         assert found.info.labels == {"job": "7"}
         assert found.session_id.rpartition("-")[0] != node
-        assert eventually(lambda: "draining" in front.command("fleet", "status"))  # with the node's next report
-        assert max(map(len, front.command("fleet", "status").splitlines())) <= 80
+        assert eventually(lambda: "draining" in machines.command("fleet", "status"))  # with the node's next report
+        assert max(map(len, machines.command("fleet", "status").splitlines())) <= 80
         found.close()
 
 
-def test_a_session_that_moves_takes_its_name_along_and_is_told_to_leave_its_savepoints(front: FrontProcess) -> None:
-    with front.client() as client:
+def test_a_session_that_moves_takes_its_name_along_and_is_told_to_leave_its_savepoints(machines: Fleet) -> None:
+    with machines.client() as client:
         session = client.create_session(name="analysis", detached=True)
         session.execute("x = 41")
         session.savepoint()
         node = session.session_id.rpartition("-")[0]
-        (moved,) = json.loads(front.command("admin", "drain", node, "--move", "--json"))["moved"]
+        (moved,) = json.loads(machines.command("admin", "drain", node, "--move", "--json"))["moved"]
         assert moved["problem"] == "not moved: its savepoints (1)"
         found = client.get_session(name="analysis")
         assert found.session_id == moved["new_session_id"]
@@ -73,14 +73,14 @@ def test_a_session_that_moves_takes_its_name_along_and_is_told_to_leave_its_save
         found.close()
 
 
-def test_a_session_with_processes_or_variables_of_the_environment_stays_and_that_is_said(front: FrontProcess) -> None:
-    with front.client() as client:
+def test_a_session_with_processes_or_variables_of_the_environment_stays_and_that_is_said(machines: Fleet) -> None:
+    with machines.client() as client:
         session = client.create_session()
         process = session.processes.start("sleep 1000", process_id="server")
         others = [client.create_session(env={"TOKEN": "t"}) for _ in range(3)]  # the other node has room for two
         node = session.session_id.rpartition("-")[0]
         kept = next(each for each in others if each.session_id.startswith(f"{node}-"))
-        moved = {each["session_id"]: each for each in _drain(front, node)}
+        moved = {each["session_id"]: each for each in _drain(machines, node)}
         assert {each["new_session_id"] for each in moved.values()} == {""}
         assert moved[session.session_id]["problem"] == "processes run in it: server"
         assert "environment variables (TOKEN)" in moved[kept.session_id]["problem"]
@@ -90,12 +90,12 @@ def test_a_session_with_processes_or_variables_of_the_environment_stays_and_that
         for each in others:
             if each is not kept:
                 each.close()
-        moved = {each["session_id"]: each for each in _drain(front, node)}
+        moved = {each["session_id"]: each for each in _drain(machines, node)}
         assert moved[session.session_id]["new_session_id"], "a process that has ended holds nothing up"
 
 
-def _drain(front: FrontProcess, node: str) -> list[dict[str, str]]:
-    answer = json.loads(front.command("admin", "drain", node, "--move", "--json"))
+def _drain(machines: Fleet, node: str) -> list[dict[str, str]]:
+    answer = json.loads(machines.command("admin", "drain", node, "--move", "--json"))
     moved: list[dict[str, str]] = answer["moved"]
     return moved
 

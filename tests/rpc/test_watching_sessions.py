@@ -24,8 +24,8 @@ from tests.support.audit import records
 from tests.support.backends import require
 from tests.support.daemon import Daemon, code_of, daemon_of, running_daemon
 from tests.support.fleet_daemon import fleet_daemon, wanted
-from tests.support.front_process import FrontProcess
 from tests.support.leftovers import DAEMON_PREFIX
+from tests.support.machines import Fleet
 from tests.support.polling import eventually
 
 POLICY = """\
@@ -45,7 +45,7 @@ WATCH_TIMEOUT_S = 20.0
 class Admin:
     """The calls of one credential."""
 
-    def __init__(self, daemon: Daemon | FrontProcess, channel: grpc.Channel, token: str = "") -> None:
+    def __init__(self, daemon: Daemon | Fleet, channel: grpc.Channel, token: str = "") -> None:
         self._stub = pb_grpc.AdminServiceStub(channel)
         self._metadata = (("authorization", f"Bearer {token or daemon.token}"),)
 

@@ -6,15 +6,12 @@ EXECUTOR_TEST_FLEET=1 asks for one.
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from tests.support.backends import require
 from tests.support.daemon import Daemon
-from tests.support.machines import fleet
+from tests.support.machines import fleet_without_cables
 
 VARIABLE = "EXECUTOR_TEST_FLEET"
 NODES = ("n1", "n-2")
@@ -32,12 +29,7 @@ def fleet_daemon(config: str = "", *, policy: str = "") -> Iterator[Daemon]:
     `policy` is the content of its policy file.
     """
     require("local")
-    directory = Path(tempfile.mkdtemp(prefix="d-"))
-    front_config = ""
-    if policy:
-        (directory / "policy.toml").write_text(policy)
-        front_config = f'[policy]\nfile = "{directory / "policy.toml"}"\n{config}'
-    with fleet(directory, *NODES, front_config=front_config, node_config=config, has_cables=False) as made:
+    front_config = config if policy else ""
+    with fleet_without_cables(*NODES, front_config=front_config, node_config=config, policy=policy) as made:
         assert made.front.process is not None
         yield Daemon(made.front.process, made.front.state_dir, made.front.directory / "log")
-    shutil.rmtree(directory)

@@ -7,8 +7,10 @@ up after it.
 from __future__ import annotations
 
 import secrets
+import shutil
 import signal
 import subprocess
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -25,7 +27,7 @@ from executor_api.v1 import types_pb2 as pb
 from executor_client import ExecutorClient
 from executor_server.fleet.membership.certificates import issue_front, issue_node
 from tests.support.cable import Cable
-from tests.support.fork_server import SERVER, popen
+from tests.support.fork_server import SERVER, popen, server
 from tests.support.free_ports import free_port
 from tests.support.machine_network import Network, Place
 from tests.support.polling import eventually
@@ -122,15 +124,20 @@ class Fleet:
         *,
         front_config: str = "",
         node_config: str = QUIET,
+        policy: str = "",
         has_cables: bool = True,
         network: Network | None = None,
     ) -> None:
-        """With a `network`, each node has a place of its own in it, in place of cables on the loopback interface."""
+        """`policy`: the text of the front's policy file. With a `network`, each node has a place of its own in it, in
+        place of cables on the loopback interface."""
         self._network = network
         self.directory = directory
         self._stack = stack
         self._node_config = node_config
         self._front_config = front_config
+        if policy:
+            (directory / "policy.toml").write_text(policy)
+            self._front_config = f'[policy]\nfile = "{directory / "policy.toml"}"\n{front_config}'
         self._has_cables = has_cables
         issue_front(directory / "ca")
         self.nodes: dict[str, NodeMachine] = {}
@@ -242,6 +249,13 @@ class Fleet:
     def client_with(self, token: str) -> ExecutorClient:
         return ExecutorClient(self.front.address, token=token)
 
+    def command(self, *arguments: str) -> str:
+        """Runs a command of `executor-server` against the front. Returns what it prints."""
+        access = ["--address", self.front.address, "--state-dir", str(self.front.state_dir)]
+        done = server(*arguments, *access, COLUMNS="80")
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
     def logs(self) -> str:
         return "\n".join(
             f"== {machine.name}\n{machine.log[-3000:]}"
@@ -283,6 +297,15 @@ def fleet(directory: Path, *names: str, **options: Any) -> Iterator[Fleet]:
         made.add(*names)
         made.start()
         yield made
+
+
+@contextmanager
+def fleet_without_cables(*names: str, **options: Any) -> Iterator[Fleet]:
+    """The same on a directory that goes with it, with nodes that are not to be cut off."""
+    directory = Path(tempfile.mkdtemp(prefix="d-"))
+    with fleet(directory, *names, has_cables=False, **options) as made:
+        yield made
+    shutil.rmtree(directory)
 
 
 def new_id() -> str:

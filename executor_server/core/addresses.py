@@ -102,10 +102,12 @@ def check_exposure(address: Address, *, has_tls: bool) -> None:
 
 
 def clear_stale_socket(address: UnixAddress) -> None:
-    """Removes the socket of a dead daemon. Raises AddressError when anything else is there."""
+    """Removes the socket of a dead daemon. Raises AddressError when anything else is there, or no directory for one."""
     try:
         found = address.path.lstat()
-    except FileNotFoundError:
+    except FileNotFoundError as error:
+        if not address.path.parent.is_dir():  # gRPC would say no more than that it failed
+            raise AddressError(f"Can't listen on {address}: there is no directory {address.path.parent}.") from error
         return
     except OSError as error:
         raise AddressError(f"Can't listen on {address}: {error.strerror}.") from error

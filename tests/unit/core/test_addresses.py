@@ -71,6 +71,12 @@ def test_a_dead_daemons_socket_is_removed(tmp_path: Path) -> None:
     clear_stale_socket(UnixAddress(path))
 
 
+def test_a_missing_directory_of_a_socket_is_named(tmp_path: Path) -> None:
+    """The daemon said "it is in use, or not an address of this machine", below a line of gRPC's log."""
+    with pytest.raises(AddressError, match=f"there is no directory {tmp_path}/missing"):
+        clear_stale_socket(UnixAddress(tmp_path / "missing" / "s"))
+
+
 def test_a_live_daemons_socket_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "s"
     with socket.socket(socket.AF_UNIX) as live:

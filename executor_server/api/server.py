@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import grpc
+import structlog
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection, reflection_pb2_grpc
 
@@ -56,6 +57,8 @@ MAX_UNSEEN_CALLS = 4096
 MAX_UNSEEN_CALLS_HARD = 8192
 # Seconds by which a connection may outlive its client certificate, which is checked when the connection is made.
 MAX_CONNECTION_AGE_S = 3600.0
+
+_log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True)
@@ -123,8 +126,6 @@ class RpcServer:
                 None if quotas is None else CallLimits(quotas, held_calls(settings.max_concurrent_calls)).admit
             ),
         )
-        self.unserved: list[str] = []
-        """After `bind`: a sentence for each default address that could not be bound."""
         self._bound: list[Address] = []
         self._inner: list[Address] = []  # not announced
         self._health = health.aio.HealthServicer()  # type: ignore[attr-defined]  # the stubs lack it
@@ -147,7 +148,8 @@ class RpcServer:
         methods.serve_by(self._server)
 
     def bind(self) -> None:
-        """Opens the listeners; calls wait for `start`. Raises AddressError."""
+        """Opens the listeners, and logs defaults that are taken; calls wait for `start`. Raises AddressError."""
+        problems = []
         credentials = _credentials(self._settings.tls) if self._settings.tls is not None else None
         for address in self._settings.listen:
             try:
@@ -155,9 +157,11 @@ class RpcServer:
             except AddressError as error:
                 if str(address) not in self._settings.unasked:
                     raise
-                self.unserved.append(str(error))
+                problems.append(str(error))
         if not self._bound:
-            raise AddressError(" ".join(self.unserved))
+            raise AddressError(" ".join(problems))
+        for problem in problems:
+            _log.warning("address_not_served", problem=problem)
         if self._relay is not None and self._settings.peer_socket is not None:
             self._inner.append(open_port(self._server, self._settings.peer_socket.inner, None))
             self._relay.bind()

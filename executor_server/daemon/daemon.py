@@ -31,22 +31,22 @@ from executor_server.api import (
     RpcServer,
     SessionViews,
 )
+from executor_server.api.assembly.control import Control, read_tokens, start_control
 from executor_server.api.assembly.parts import Parts
 from executor_server.api.assembly.settings import (
     backends_of,
-    capacity_of,
     joined,
     policy_of,
     pool_settings,
     server_settings,
     session_settings,
 )
-from executor_server.api.assembly.watchers import PolicyListeners, Watchers
+from executor_server.api.assembly.watchers import Watchers
 from executor_server.api.recordings import Recordings
 from executor_server.backends import Backend, HostFinding, HostSweeper, open_files
 from executor_server.backends.local import ForkServerStats, LocalBackend
-from executor_server.core import Principal, logs
-from executor_server.core.config import BackendName, Config, ConfigError, StateDir, state_dir
+from executor_server.core import logs
+from executor_server.core.config import BackendName, Config, StateDir, state_dir
 from executor_server.core.fairness import CpuShares, FairSemaphore
 from executor_server.core.lifecycle import AdmissionController, Observers
 from executor_server.core.lifecycle.announcement import announce
@@ -54,10 +54,9 @@ from executor_server.core.lifecycle.signals import Signals, handled_signals
 from executor_server.daemon.egress_owner import EgressOwner, network_finding
 from executor_server.daemon.environment_owner import EnvironmentOwner
 from executor_server.daemon.helper_build_sandboxes import packages_finding
-from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyStore, configured_images
+from executor_server.policy import Policy, PolicyStore, configured_images
 from executor_server.policy.approvals import Approvals
-from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
-from executor_server.policy.quotas import STOPPED_TEXT, Admission, Quotas, UsageStore, must_stop
+from executor_server.policy.quotas import STOPPED_TEXT, Admission, UsageStore, must_stop
 from executor_server.sessions import SessionHooks, SessionIds, SessionManager, StateArchives
 from executor_server.sessions.journal import Registry
 from executor_server.sessions.pool import BackendSet, WarmPool
@@ -154,17 +153,6 @@ class _Daemon:
         self.egress.reload_soon()
 
 
-@dataclass(frozen=True)
-class _Control:
-    """The parts that decide about rights, and that record what happens."""
-
-    tokens: Tokens | None
-    policies: PolicyStore
-    listeners: PolicyListeners
-    quotas: Quotas
-    watchers: Watchers
-
-
 async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     """Builds and starts the parts from the bottom up.
 
@@ -175,7 +163,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
     node = _node(config, own_state)
     config = config if node is None else node.config
-    tokens = None if node is not None else _tokens(config, own_state)
+    tokens = None if node is not None else read_tokens(config, own_state)
     registry = stack.enter_context(closing(Registry(own_state)))
     archives = StateArchives(own_state.states_path, state_dir.read_or_make_state_key(own_state, config.state.key_file))
     egress = EgressOwner(config, own_state)
@@ -183,7 +171,17 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     await egress.start()
     environments = EnvironmentOwner(config)
     backend = await _start_backends(config, stack, egress, environments)
-    control = await _start_control(config, stack, own_state, tokens, backend.name)
+    control = await start_control(
+        config,
+        stack,
+        tokens,
+        partial(policy_of, config),
+        version=VERSION,
+        backend=backend.name,
+        max_sessions=config.sessions.max_sessions,
+        usage=stack.enter_context(closing(UsageStore(own_state.usage_path))),
+        copies=None if node is None else own_state.node_locks_path,
+    )
     await environments.start(control.watchers.environment_observers())
     watchers, policies, quotas = control.watchers, control.policies, control.quotas
     shares = stack.enter_context(closing(CpuShares(lambda session, share: sessions.set_cpu_share(session, share))))
@@ -255,12 +253,7 @@ async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     return _Daemon(own_state, policies, egress, sessions, server)
 
 
-def _tokens(config: Config, own_state: StateDir) -> Tokens:
-    token_file = TokenFile(config.server.token_file or own_state.tokens_path)
-    return Tokens(state_dir.read_or_make_token(own_state), token_file)
-
-
-def _admission(control: _Control) -> AdmissionController:
+def _admission(control: Control) -> AdmissionController:
     watchers = control.watchers
     admission: AdmissionController = Admission(control.quotas, FairSemaphore(CREATIONS_AT_A_TIME), watchers.log)
     if watchers.metrics is not None:
@@ -290,24 +283,6 @@ async def _start_backends(
     return backend
 
 
-async def _start_control(
-    config: Config, stack: AsyncExitStack, own_state: StateDir, tokens: Tokens | None, backend: str
-) -> _Control:
-    """Reads the policy, and starts what counts and records its use. A node has no tokens: its front does."""
-    watchers = Watchers.build(config, VERSION, backend)
-    listeners = PolicyListeners([watchers.trail, watchers.metrics])
-    copies = own_state.node_locks_path if config.fleet.role == "node" else None
-    make = partial(policy_of, config)
-    policies = PolicyStore(config.policy.file, make, WATCH_INTERVAL_S, listeners, copies)
-    usage = stack.enter_context(closing(UsageStore(own_state.usage_path)))
-    # The sessions of a fleet are shared out by its front.
-    capacity = None if tokens is None else capacity_of(config, lambda: policies.current, tokens)
-    quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), usage, capacity=capacity)
-    stack.enter_context(closing(quotas))
-    await watchers.start(stack, tokens, policies.current, VERSION, backend)
-    return _Control(tokens, policies, listeners, quotas, watchers)
-
-
 def _node(config: Config, own_state: StateDir) -> Node | None:
     """Returns the parts of a node; None for a daemon that belongs to no fleet. Raises ConfigError, StateDirError."""
     if config.fleet.role != "node":
@@ -318,7 +293,7 @@ def _node(config: Config, own_state: StateDir) -> Node | None:
     return Node(config, own_state)
 
 
-def _bind(stack: AsyncExitStack, parts: Parts, control: _Control, node: Node | None) -> RpcServer | NodeServer:
+def _bind(stack: AsyncExitStack, parts: Parts, control: Control, node: Node | None) -> RpcServer | NodeServer:
     """Opens the listeners: for clients, or on a node for its front. Raises AddressError."""
     if control.watchers.trail is not None:
         stack.callback(control.watchers.trail.daemon_stopped)
@@ -327,10 +302,9 @@ def _bind(stack: AsyncExitStack, parts: Parts, control: _Control, node: Node | N
         node_server = node.bind(stack, parts)
         stack.push_async_callback(parts.sessions.close)
         return node_server
-    assert control.tokens is not None
     server = RpcServer(
         parts.service,
-        Identities(control.tokens, lambda: parts.policies.current),
+        control.identities,
         parts.settings,
         admin=parts.admin,
         observer=parts.observer,
@@ -340,13 +314,11 @@ def _bind(stack: AsyncExitStack, parts: Parts, control: _Control, node: Node | N
     stack.push_async_callback(server.stop, STOP_GRACE_S)
     stack.push_async_callback(parts.sessions.close)
     server.bind()
-    for problem in server.unserved:
-        _log.warning("address_not_served", problem=problem)
     return server
 
 
 def _admin(
-    control: _Control,
+    control: Control,
     egress: EgressOwner,
     environments: EnvironmentOwner,
     sessions: SessionManager,
@@ -355,13 +327,13 @@ def _admin(
     status: DaemonStatus,
     audit_directory: Path,
 ) -> AdminService:
-    policies, trail = control.policies, control.watchers.trail
+    policies = control.policies
     return AdminService(
         sessions,
         control.quotas,
         lambda: policies.current,
-        partial(_reload, policies, control.tokens, egress),
-        _record_nothing if trail is None else trail.admin_called,
+        partial(_reload, control, egress),
+        control.watchers.admin_called,
         environments.service,
         approvals,
         views,
@@ -372,7 +344,7 @@ def _admin(
 
 
 def _follow_policy(
-    control: _Control, config: Config, egress: EgressOwner, pool: WarmPool, sessions: SessionManager
+    control: Control, config: Config, egress: EgressOwner, pool: WarmPool, sessions: SessionManager
 ) -> None:
     """Applies the policy in force, now and whenever it is replaced."""
 
@@ -387,19 +359,11 @@ def _follow_policy(
     follow(control.policies.current)
 
 
-async def _reload(policies: PolicyStore, tokens: Tokens | None, egress: EgressOwner) -> bool:
+async def _reload(control: Control, egress: EgressOwner) -> bool:
     """Reads policy, tokens and secrets again. Returns True when the policy changed. Raises ConfigError."""
-    try:
-        if tokens is not None:
-            await tokens.reload()
-    except TokenFileError as error:
-        raise ConfigError([str(error)]) from error
+    await control.reload_tokens()
     await egress.reload()
-    return await policies.reload()
-
-
-def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
-    """There is no audit log."""
+    return await control.policies.reload()
 
 
 def _sources(parts: Parts, watchers: Watchers, environments: EnvironmentOwner, recordings: Recordings) -> Sources:

@@ -12,6 +12,7 @@ from typing import Any
 
 import grpc
 import pytest
+from structlog.testing import capture_logs
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
@@ -117,8 +118,10 @@ async def test_a_taken_default_port_is_a_sentence_and_the_socket_serves(
         server_settings = replace(settings(f"unix:{tmp_path}/s", taken), unasked={taken})
         server = make_server(FakeSessions(), server_settings)
         try:
-            assert await server.start() == [f"unix:{tmp_path}/s"]
-            assert server.unserved == [f"Can't listen on {taken}: it is in use; choose another port with --listen."]
+            with capture_logs() as lines:
+                assert await server.start() == [f"unix:{tmp_path}/s"]
+            problem = f"Can't listen on {taken}: it is in use; choose another port with --listen."
+            assert {"event": "address_not_served", "problem": problem, "log_level": "warning"} in lines
             async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
                 assert (await get_policy(channel)).policy.backend == "local"
         finally:

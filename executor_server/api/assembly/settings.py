@@ -120,7 +120,7 @@ def session_settings(config: Config) -> SessionSettings:
     )
 
 
-def capacity_of(config: Config, policy: Callable[[], Policy], tokens: Tokens) -> Capacity:
+def capacity_of(config: Config, policy: Callable[[], Policy], tokens: Tokens, max_sessions: int) -> Capacity:
     """Returns what tenants share: the sessions, and the server's calls without those for probes and held refusals."""
     calls = config.server.max_concurrent_calls
 
@@ -129,7 +129,7 @@ def capacity_of(config: Config, policy: Callable[[], Policy], tokens: Tokens) ->
         listed, with_token = policy().tenants, tokens.tenants
         return len(listed) > 1 or len(with_token) > 1 or len(listed | with_token) > 1
 
-    return Capacity(max(1, calls - held_calls(calls) - MAX_PROBES), config.sessions.max_sessions, is_shared)
+    return Capacity(max(1, calls - held_calls(calls) - MAX_PROBES), max_sessions, is_shared)
 
 
 def server_settings(config: Config) -> ServerSettings:

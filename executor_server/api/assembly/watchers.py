@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from executor_server.api import OWN_METHODS, Wrapper, call_tracing, load_tracing, metering
 from executor_server.api.assembly.settings import audit_files, audit_settings
+from executor_server.core import Principal
 from executor_server.core.config import Config
 from executor_server.core.lifecycle import Observer, pass_on
 from executor_server.packages import BuildEnd, EnvironmentObserver
@@ -130,6 +131,11 @@ class Watchers:
         observer, metrics = ApprovalObserver(), self.metrics.approvals if self.metrics is not None else None
         pass_on(observer, ApprovalObserver, [each for each in (self.trail, metrics) if each is not None])
         return observer
+
+    def admin_called(self, principal: Principal, method: str, target: str) -> None:
+        """Records a call of an administrator, if there is an audit log."""
+        if self.trail is not None:
+            self.trail.admin_called(principal, method, target)
 
     def wrappers(self) -> list[Wrapper]:
         """Returns what surrounds each call, the outermost first."""

@@ -19,10 +19,10 @@ import structlog
 import uvloop
 
 from executor_server.api import Asking, AuditView, PolicyView, RpcServer
-from executor_server.api.assembly.settings import capacity_of, server_settings
-from executor_server.api.assembly.watchers import PolicyListeners, Watchers
+from executor_server.api.assembly.control import Control, read_tokens, start_control
+from executor_server.api.assembly.settings import server_settings
 from executor_server.backends import open_files
-from executor_server.core import Principal, logs
+from executor_server.core import logs
 from executor_server.core.config import Config, ConfigError, StateDir, StateDirError, state_dir
 from executor_server.core.fairness import FairSemaphore
 from executor_server.core.lifecycle import Observers
@@ -53,14 +53,15 @@ from executor_server.fleet.membership import (
     Timing,
     lease_clock,
 )
-from executor_server.policy import WATCH_INTERVAL_S, Policy, PolicyFile, PolicyStore, QuotasTable, policy_for
+from executor_server.policy import QuotasTable, policy_for
 from executor_server.policy.approvals import Approvals
-from executor_server.policy.identity import Identities, TokenFile, TokenFileError, Tokens
-from executor_server.policy.quotas import Admission, Capacity, Quotas
+from executor_server.policy.quotas import Admission
 
 VERSION = version("remote-executor")
 BACKEND = "fleet"
 """The name of a front's backend in the metrics and the audit log."""
+UNLIMITED = 2**31
+"""Sessions that tenants share at the front itself: its nodes have them."""
 # Seconds for calls to end.
 STOP_GRACE_S = 1.0
 
@@ -103,19 +104,6 @@ async def _until_its_end(signals: Signals, is_superseded: asyncio.Event) -> None
 
 
 @dataclass(frozen=True)
-class _Control:
-    """Tokens, policy and quotas, and the parts that record their use."""
-
-    tokens: Tokens
-    policies: PolicyStore
-    listeners: PolicyListeners
-    quotas: Quotas
-    capacity: Capacity
-    watchers: Watchers
-    state_key: bytes
-
-
-@dataclass(frozen=True)
 class _Knowledge:
     """The parts that know the nodes."""
 
@@ -128,7 +116,7 @@ class _Knowledge:
 @dataclass(frozen=True)
 class _Front:
     own_state: StateDir
-    control: _Control
+    control: Control
     server: RpcServer
     refuse_again: Callable[[], None]
     is_superseded: asyncio.Event
@@ -146,10 +134,20 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     settings = server_settings(config)
     own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
     dialer = _dialer(config)
-    control = await _start_control(config, stack, own_state)
+    tokens = read_tokens(config, own_state)
+    state_key = state_dir.read_or_make_state_key(own_state, config.state.key_file)
+    control = await start_control(
+        config,
+        stack,
+        tokens,
+        lambda file: check_locks(policy_for(file, config)),
+        version=VERSION,
+        backend=BACKEND,
+        max_sessions=UNLIMITED,
+    )
     watchers, policies = control.watchers, control.policies
     knowledge = _knowledge(config, stack, own_state, control)
-    fleet_control = FleetControl(policies, control.state_key, knowledge.placement.set_fingerprint)
+    fleet_control = FleetControl(policies, state_key, knowledge.placement.set_fingerprint)
     control.listeners.on_change(fleet_control.follow)
     choice = NodeChoice(knowledge.members, knowledge.placement, config.fleet.park_s)
     news = FleetNews(watchers.fleet, watchers.metrics, lambda: choice.parked)
@@ -182,7 +180,7 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
         approvals,
         lambda: policies.current,
         partial(_reload, control, refuse_again),
-        _record_nothing if watchers.trail is None else watchers.trail.admin_called,
+        watchers.admin_called,
         AuditView(watchers.log, config.audit_directory),
         PolicyView(policies),
         FrontStatus(VERSION, time.time(), approvals, lambda: policies.current, watchers.log),
@@ -190,7 +188,7 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     )
     server = RpcServer(
         FrontService(lambda: policies.current, fleet, creations, names),
-        Identities(control.tokens, lambda: policies.current),
+        control.identities,
         settings,
         admin=admin,
         observer=Observers(watching),
@@ -204,8 +202,6 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     stack.push_async_callback(creations.close)
     stack.push_async_callback(server.stop, STOP_GRACE_S)
     server.bind()
-    for problem in server.unserved:
-        _log.warning("address_not_served", problem=problem)
     await watchers.serve_metrics(stack, config.metrics.listen, None)
     await _look_for_nodes(config, stack, fleet)
     stack.push_async_callback(policies.close)
@@ -221,31 +217,7 @@ def _dialer(config: Config) -> Dialers:
         raise ConfigError([f"fleet.certificates: {error}"]) from error
 
 
-async def _start_control(config: Config, stack: AsyncExitStack, own_state: StateDir) -> _Control:
-    """Reads tokens and policy, and starts what counts and records their use."""
-    token_file = TokenFile(config.server.token_file or own_state.tokens_path)
-    tokens = Tokens(state_dir.read_or_make_token(own_state), token_file)
-    state_key = state_dir.read_or_make_state_key(own_state, config.state.key_file)
-    watchers = Watchers.build(config, VERSION, BACKEND)
-    listeners = PolicyListeners([watchers.trail, watchers.metrics])
-
-    def make(file: PolicyFile) -> Policy:
-        return check_locks(policy_for(file, config))
-
-    policies = PolicyStore(config.policy.file, make, WATCH_INTERVAL_S, listeners)
-    capacity = _calls_of(capacity_of(config, lambda: policies.current, tokens))
-    quotas = Quotas(lambda tenant: policies.current.quotas_of(tenant), capacity=capacity)
-    stack.enter_context(closing(quotas))
-    await watchers.start(stack, tokens, policies.current, VERSION, BACKEND)
-    return _Control(tokens, policies, listeners, quotas, capacity, watchers, state_key)
-
-
-def _calls_of(capacity: Capacity) -> Capacity:
-    """Returns the capacity of a server that has calls only."""
-    return Capacity(capacity.calls, 2**31, capacity.is_shared)
-
-
-def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, control: _Control) -> _Knowledge:
+def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, control: Control) -> _Knowledge:
     """Raises StateDirError."""
     store = stack.enter_context(closing(FleetStore(own_state.fleet_path)))
     section = config.fleet
@@ -260,6 +232,7 @@ def _knowledge(config: Config, stack: AsyncExitStack, own_state: StateDir, contr
     def quotas_of(tenant: str) -> QuotasTable:
         return control.policies.current.quotas_of(tenant)
 
+    assert control.capacity is not None, "a front has tokens"
     reservations = Reservations(members, quotas_of, control.capacity.is_shared)
     return _Knowledge(members, reservations, Placement(members), quotas_of)
 
@@ -276,15 +249,8 @@ def _refuse_again(fleet: FrontFleet, read_again: Callable[[], Config]) -> None:
     fleet.refuse(frozenset(read_again().fleet.refused_nodes))
 
 
-async def _reload(control: _Control, refuse_again: Callable[[], None]) -> bool:
+async def _reload(control: Control, refuse_again: Callable[[], None]) -> bool:
     """Reads policy, tokens and refused nodes again. Returns True when the policy changed. Raises ConfigError."""
     refuse_again()
-    try:
-        await control.tokens.reload()
-    except TokenFileError as error:
-        raise ConfigError([str(error)]) from error
+    await control.reload_tokens()
     return await control.policies.reload()
-
-
-def _record_nothing(_principal: Principal, _method: str, _target: str) -> None:
-    """There is no audit log."""

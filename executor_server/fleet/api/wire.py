@@ -266,12 +266,10 @@ def _backend_from(message: pb.NodeBackend) -> NodeBackend:
 
 def _warm_from(message: pb.WarmKind) -> tuple[WarmKind, int]:
     field = "report.warm"
-    environment_id = message.environment_id
     kind = WarmKind(
         backend=checks.identifier(message.backend, f"{field}.backend"),
         image=_form(_IMAGE, message.image, f"{field}.image"),
         network=message.network,
-        environment_id=checks.identifier(environment_id, f"{field}.environment_id") if environment_id else "",
     )
     return kind, _count(message.ready, f"{field}.ready", most=MAX_NODE_SESSIONS)
 

@@ -65,7 +65,6 @@ class WarmKind:
     backend: str
     image: str
     network: bool = False
-    environment_id: str = ""
 
 
 @dataclass(frozen=True)

@@ -132,18 +132,16 @@ class NodeBackend(_message.Message):
     def __init__(self, name: _Optional[str] = ..., ready: bool = ..., images: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class WarmKind(_message.Message):
-    __slots__ = ("backend", "image", "network", "environment_id", "ready")
+    __slots__ = ("backend", "image", "network", "ready")
     BACKEND_FIELD_NUMBER: _ClassVar[int]
     IMAGE_FIELD_NUMBER: _ClassVar[int]
     NETWORK_FIELD_NUMBER: _ClassVar[int]
-    ENVIRONMENT_ID_FIELD_NUMBER: _ClassVar[int]
     READY_FIELD_NUMBER: _ClassVar[int]
     backend: str
     image: str
     network: bool
-    environment_id: str
     ready: int
-    def __init__(self, backend: _Optional[str] = ..., image: _Optional[str] = ..., network: bool = ..., environment_id: _Optional[str] = ..., ready: _Optional[int] = ...) -> None: ...
+    def __init__(self, backend: _Optional[str] = ..., image: _Optional[str] = ..., network: bool = ..., ready: _Optional[int] = ...) -> None: ...
 
 class NodeSession(_message.Message):
     __slots__ = ("session_id", "tenant", "request_id", "lost")

@@ -92,7 +92,7 @@ reports = st.builds(
         max_size=3,
     ).map(tuple),
     warm=st.dictionaries(
-        st.builds(WarmKind, identifiers, images, st.booleans(), st.just("") | identifiers),
+        st.builds(WarmKind, identifiers, images, st.booleans()),
         st.integers(0, 1000),
         max_size=3,
     ),
@@ -287,7 +287,6 @@ def session(session_id: str = SESSION, tenant: str = "acme", request_id: str = "
         report(backends=[pb.NodeBackend(name="local", images=["a"] * 1025)]),
         report(backends=[pb.NodeBackend(name=str(each)) for each in range(17)]),
         report(warm=[pb.WarmKind(backend="local", image="")]),
-        report(warm=[pb.WarmKind(backend="local", image="base", environment_id="/")]),
         report(warm=[pb.WarmKind(backend="local", image="base"), pb.WarmKind(backend="local", image="base", ready=1)]),
         report(warm=[pb.WarmKind(backend="local", image=f"i{each}") for each in range(1025)]),
         report(tenants=[pb.NodeTenant(tenant="a b")]),

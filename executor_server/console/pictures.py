@@ -14,15 +14,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from executor_api.values.image_files import UnfitImage, jpeg_parts, png_parts
+from executor_api.values.image_files import UnfitImage
+from executor_client._core.images import read_image
 
 HELD_BYTES_MAX = 128 << 20
 """Bytes of all images; the one that was shown the longest time ago goes first."""
 IMAGE_BYTES_MAX = 16 << 20
 PIXELS_MAX = 25_000_000
 """Pixels of one image: a browser takes four bytes for each."""
-
-_READERS = {"image/png": png_parts, "image/jpeg": jpeg_parts}
 
 
 @dataclass(frozen=True)
@@ -42,13 +41,10 @@ class Picture:
 
 def checked(data: bytes, mime_type: str) -> tuple[Picture, bytes]:
     """Returns an image with the bytes that a browser may get; none if it is refused."""
-    reader = _READERS.get(mime_type)
-    if reader is None:
-        return Picture(refusal="its type is neither image/png nor image/jpeg"), b""
     if len(data) > IMAGE_BYTES_MAX:
         return Picture(refusal=f"it has {len(data):,} bytes; at most {IMAGE_BYTES_MAX:,} are shown"), b""
     try:
-        width, height, parts = reader(memoryview(data))
+        width, height, parts = read_image(data, mime_type)
     except UnfitImage as unfit:
         return Picture(refusal=str(unfit)), b""
     if width * height > PIXELS_MAX:

@@ -14,6 +14,7 @@ from starlette.routing import BaseRoute, Route
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import types_pb2 as pb
+from executor_client.replays.timeline import enum_text
 from executor_server.console.console import Console
 
 ROWS = 100
@@ -77,12 +78,11 @@ class Filter:
         return state == self.state or (self.state == "running" and state != "ended")
 
 
-_NAMES = {number: name.removeprefix("SESSION_STATE_").lower() for name, number in pb.SessionState.items()}
-
-
 def state_of(view: admin_pb.SessionView) -> str:
-    """Returns a word of STATES."""
-    return "ended" if view.HasField("end_time") else _NAMES.get(view.owned.session.state, "idle")
+    """Returns a word of STATES, or that of a state of another version."""
+    if view.HasField("end_time"):
+        return "ended"
+    return enum_text(pb.SessionState, view.owned.session.state, "SESSION_STATE_")
 
 
 def latest(console: Console) -> list[admin_pb.SessionView]:

@@ -26,7 +26,7 @@ def check_image(data: bytes, mime_type: str, source: str, *, pixels_left: int = 
     """Returns an image with checked headers. Never raises; `refusal` has the reason for a refused image."""
     width = height = 0
     try:
-        width, height, _ = _read(data, mime_type)
+        width, height, _ = read_image(data, mime_type)
         if width * height > min(IMAGE_PIXELS_MAX, pixels_left):
             raise UnfitImage(f"{width}x{height} pixels are too many")
     except UnfitImage as unfit:
@@ -41,7 +41,7 @@ def decode(image: Image) -> PIL.Image.Image | str:
     import PIL.Image
 
     try:
-        *size, parts = _read(image.data, image.mime_type)
+        *size, parts = read_image(image.data, image.mime_type)
         with warnings.catch_warnings():
             # The library warns of odd data; odd data is refused.
             warnings.simplefilter("error")
@@ -55,7 +55,8 @@ def decode(image: Image) -> PIL.Image.Image | str:
     return decoded
 
 
-def _read(data: bytes, mime_type: str) -> tuple[int, int, Parts]:
+def read_image(data: bytes, mime_type: str) -> tuple[int, int, Parts]:
+    """Returns the width, the height, and the parts of the file that show the image. Raises UnfitImage."""
     reader = _READERS.get(mime_type)
     if reader is None:
         raise UnfitImage("its type is neither image/png nor image/jpeg")

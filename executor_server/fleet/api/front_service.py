@@ -25,8 +25,8 @@ from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.membership import Tombstone, node_of
 from executor_server.policy import Policy
 
-BY_HAND = frozenset({"GetSession", "RenameSession", "DeleteSession"})
-"""Methods for a session that are not passed on as bytes."""
+BY_HAND = frozenset({"GetSession", "RenameSession", "DeleteSession", "TailAudit"})
+"""Methods that a front answers itself, although their requests may name a session."""
 
 
 class FrontService(service_grpc.ExecutorServiceServicer):

@@ -38,18 +38,6 @@ from executor_server.fleet.api.node_calls import (
 
 _SERVICE = service_pb.DESCRIPTOR.services_by_name["ExecutorService"]
 _ADMIN = admin_pb.DESCRIPTOR.services_by_name["AdminService"]
-# The requests that name a session, among those of administrators.
-_OF_ADMINS = frozenset(
-    {
-        "KillSession",
-        "StopExecution",
-        "GetSessionNetwork",
-        "InspectSession",
-        "ListExecutions",
-        "FollowExecution",
-        "FollowSession",
-    }
-)
 
 T = TypeVar("T")
 
@@ -73,8 +61,6 @@ def proxy_handlers(fleet: FrontFleet, *, by_hand: frozenset[str]) -> dict[str, d
 
 
 def _names_session(method: _Descriptor) -> bool:
-    if method.containing_service is _ADMIN:
-        return method.name in _OF_ADMINS
     return method.client_streaming or "session_id" in method.input_type.fields_by_name
 
 

@@ -22,7 +22,7 @@ from tests.support.backend_daemon import daemon_on
 from tests.support.backends import require, require_image
 from tests.support.daemon import Daemon
 from tests.support.replayed import EXAMPLES, POLICY, check_replays, seen_in
-from tests.support.rounds import usual
+from tests.support.rounds import ALL, usual
 
 ROOT = Path(__file__).parents[2]
 SCRIPT_TIMEOUT_S = 200.0
@@ -173,6 +173,7 @@ def test_the_example_with_a_network_shows_a_refusal_a_page_and_an_answer(tmp_pat
     assert said.endswith("The answer: {'glaze pump': 49.5}")
 
 
+@pytest.mark.skipif(not ALL, reason="test_vision_browser.py; a screenshot may differ while Chrome still paints")
 def test_the_example_with_a_browser_runs_again_as_it_was(tmp_path: Path) -> None:
     """Chrome's messages on stderr differ each time."""
     require_image("browser")

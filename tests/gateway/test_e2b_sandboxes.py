@@ -111,7 +111,14 @@ def test_lists_have_pages_in_either_order(e2b: Gateway) -> None:
         everything = request(e2b, "GET", "/sandboxes", params={"metadata": "of=pages"}).json()
         assert [each["sandboxID"] for each in everything] == made
         assert request(e2b, "GET", "/v2/sandboxes", params={"state": "paused"}).json() == []
-    for wrong in ({"limit": "0"}, {"limit": "1e9"}, {"nextToken": "[[["}, {"startedAfter": "soon"}):
+    too_early = "0001-01-01T00:00:00+14:00"
+    for wrong in (
+        {"limit": "0"},
+        {"limit": "1e9"},
+        {"nextToken": "[[["},
+        {"startedAfter": "soon"},
+        {"startedAfter": too_early},
+    ):
         assert refusal(request(e2b, "GET", "/v2/sandboxes", params=wrong))[0] == 400, wrong
 
 

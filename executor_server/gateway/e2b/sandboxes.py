@@ -119,6 +119,13 @@ class _Refresh(_Body):
     duration: _Seconds = V1_TIMEOUT_S
 
 
+def _in_utc(given: datetime) -> datetime:
+    try:
+        return given.astimezone(UTC)
+    except OverflowError as error:  # pydantic would let it pass
+        raise ValueError("it is out of range") from error
+
+
 class _List(BaseModel):
     limit: int = Field(PAGE_MAX, ge=1, le=PAGE_MAX)
     state: str = "running"
@@ -126,7 +133,7 @@ class _List(BaseModel):
     next_token: str = Field("", alias="nextToken")
     metadata: str = ""
     template: str | None = None
-    started_after: Annotated[datetime, AfterValidator(datetime.astimezone)] = Field(_EPOCH, alias="startedAfter")
+    started_after: Annotated[datetime, AfterValidator(_in_utc)] = Field(_EPOCH, alias="startedAfter")
 
 
 class _Span(BaseModel):

@@ -232,7 +232,7 @@ class Sandboxes:
         """Writes a new or changed record."""
         self._database.execute(_REPLACE, _row(record))
         sandbox = self._sandboxes.get(record.sandbox_id)
-        if sandbox is None:
+        if sandbox is None or sandbox.record.session_id != record.session_id:  # an Idempotency-Key gives an id again
             sandbox = Sandbox(record, touch_time=time.monotonic() + record.idle_time_s / IDLE_PART)
             self._sandboxes[record.sandbox_id] = sandbox
             self._start_timer(sandbox)
@@ -268,7 +268,7 @@ class Sandboxes:
                 async with self._slots:
                     if await self._is_kept(record, is_due=is_due):
                         sandbox.touch_time = time.monotonic() + record.idle_time_s / IDLE_PART
-                    else:
+                    elif self._sandboxes.get(record.sandbox_id) is sandbox:  # no later one has its id
                         self.forget(record.sandbox_id)
             except Exception as error:  # noqa: BLE001 - it is repeated
                 _log.warning("sandbox_not_served", sandbox_id=record.sandbox_id, is_due=is_due, error=str(error))

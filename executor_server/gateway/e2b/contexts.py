@@ -178,7 +178,7 @@ class Contexts:
             raise Refusal(400, "the default context can't be removed; restart it to clear its variables")
         await self._stop(context)
         async with self.lock:
-            if context.context_id == self._current:
+            if self._current in (context.context_id, ""):
                 await self.enter(self.find(DEFAULT))
             await self.session.evaluate(_FORGET % context.context_id)
             self._known.pop(context.context_id, None)

@@ -78,11 +78,8 @@ class Export:
             async for message in messages:
                 for part in message.parts:
                     if part.HasField("execution"):
-                        number, at_s, has_ended = (
-                            number + 1 if number else part.execution.number,
-                            self._at_s(part),
-                            False,
-                        )
+                        number = number + 1 if number else part.execution.number
+                        at_s, has_ended = self._at_s(part), False
                         step = StepFrames(part, PIXELS_MAX)
                         for shown in step.head():
                             yield frame(*shown)

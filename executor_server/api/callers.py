@@ -16,7 +16,7 @@ class CallerSource(Protocol):
     def shown_by(self, method: str, context: Context) -> Hashable:
         """Returns the credentials of a call, in its metadata and its connection. Raises Unauthenticated for wrong ones.
 
-        Nothing of the call itself has been read.
+        No message of the call has been read.
         """
         ...
 
@@ -32,7 +32,7 @@ class CallerSource(Protocol):
 class ClientCallers:
     """Clients of the daemon. `uid_of_peer` returns the user behind a connection of the peer socket, by its name.
 
-    It is not asked, nor are certificates looked for, where `checks_connections` is false.
+    If `checks_connections` is false, it is not called, and certificates are ignored.
     """
 
     def __init__(

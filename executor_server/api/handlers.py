@@ -59,7 +59,7 @@ def with_behaviour(
     *,
     request_streaming: bool | None = None,
 ) -> Handler:
-    """Returns a handler that calls `behaviour`, of the same form unless `request_streaming` says another one."""
+    """Returns a handler that calls `behaviour`, of the same form unless `request_streaming` is given."""
     is_stream = handler.request_streaming if request_streaming is None else request_streaming
     construct = _CONSTRUCTORS[(is_stream, handler.response_streaming)]
     made = construct(

@@ -157,7 +157,7 @@ class Changes:
 async def again(work: Callable[[], Awaitable[None]], failed: Callable[[DaemonError], float]) -> None:
     """Repeats work that the daemon refused or did not answer, until it ends by itself.
 
-    The waits grow while it fails at once. `failed` gets each error, and returns the seconds to wait at least.
+    The waits grow while it fails at once. `failed` gets each error, and returns the fewest seconds to wait.
     """
     wait_s = RETRY_S
     while True:

@@ -310,7 +310,7 @@ class Watch:
             self.changes.notify()
 
     def _failed(self, error: DaemonError) -> float:
-        if error.is_away or error.status == "NOT_FOUND":  # of that the table will tell
+        if error.is_away or error.status == "NOT_FOUND":  # the table of sessions shows that
             return 0.0
         self._note(error.message)
         self.caught_up.set()

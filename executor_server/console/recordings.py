@@ -44,7 +44,7 @@ HTML_CHARS_MAX = 4 << 20
 IMAGES_BYTES_MAX = 64 << 20
 LISTED_MAX = 200
 TEXT_CHARS_MAX = 16_000
-"""Characters of one text but code; a longer one is cut."""
+"""Characters of one text, except code; a longer one is cut."""
 
 
 @dataclass(frozen=True)

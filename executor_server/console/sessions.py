@@ -79,7 +79,7 @@ class Filter:
 
 
 def state_of(view: admin_pb.SessionView) -> str:
-    """Returns a word of STATES, or that of a state of another version."""
+    """Returns a word of STATES, or the number of a state that this version does not know."""
     if view.HasField("end_time"):
         return "ended"
     return enum_text(pb.SessionState, view.owned.session.state, "SESSION_STATE_")

@@ -102,11 +102,11 @@ def check_exposure(address: Address, *, has_tls: bool) -> None:
 
 
 def clear_stale_socket(address: UnixAddress) -> None:
-    """Removes the socket of a dead daemon. Raises AddressError when anything else is there, or no directory for one."""
+    """Removes the socket of a dead daemon. Raises AddressError if anything else or no directory is there."""
     try:
         found = address.path.lstat()
     except FileNotFoundError as error:
-        if not address.path.parent.is_dir():  # gRPC would say no more than that it failed
+        if not address.path.parent.is_dir():  # gRPC would only say that it failed
             raise AddressError(f"Can't listen on {address}: there is no directory {address.path.parent}.") from error
         return
     except OSError as error:

@@ -29,7 +29,7 @@ async def body_of(request: Request, bytes_max: int, *, too_large: int = 413) -> 
 
 
 async def json_of(request: Request, kind: type[M], bytes_max: int, *, too_large: int = 413) -> M:
-    """Reads a JSON object; an empty body is an empty one. Raises Refusal (400) also for what is none of this kind."""
+    """Reads a JSON object; an empty body counts as `{}`. Raises Refusal, with 400 if the object is not of this kind."""
     body = await body_of(request, bytes_max, too_large=too_large)
     if has_too_many_values(body):
         raise Refusal(400, f"the request has more than {JSON_VALUES_MAX:,} values")

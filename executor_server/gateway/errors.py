@@ -90,7 +90,7 @@ class Refusal(ConnectError):
         self.retry_after_s = retry_after_s
 
     def response(self) -> Response:
-        """Returns it in the form of E2B's services that are not Connect's."""
+        """Returns it in E2B's own form, for its services that do not use Connect."""
         headers = {} if self.retry_after_s is None else {"Retry-After": str(math.ceil(self.retry_after_s))}
         return JSONResponse({"code": self.status, "message": self.message}, self.status, headers)
 

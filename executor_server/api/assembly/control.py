@@ -59,8 +59,8 @@ async def start_control(
 ) -> Control:
     """Reads the policy, and starts what counts and records its use.
 
-    `max_sessions` are those that tenants share; on a node they share nothing, since its front shares out the fleet's.
-    `copies` is the directory of the policy's lock files on a node.
+    `max_sessions` is the number of sessions that tenants share. A node ignores it: the front shares out the fleet's
+    sessions. `copies` is the directory of the policy's lock files on a node.
     """
     watchers = Watchers.build(config, version, backend)
     listeners = PolicyListeners([watchers.trail, watchers.metrics])

@@ -61,7 +61,7 @@ VERSION = version("remote-executor")
 BACKEND = "fleet"
 """The name of a front's backend in the metrics and the audit log."""
 UNLIMITED = 2**31
-"""Sessions that tenants share at the front itself: its nodes have them."""
+"""The front itself does not limit sessions: its nodes do."""
 # Seconds for calls to end.
 STOP_GRACE_S = 1.0
 

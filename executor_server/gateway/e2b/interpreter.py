@@ -153,7 +153,7 @@ class _Interpreter:
 
 
 class _Execution(Response):
-    """Runs code, and is its answer: lines, sent as they come."""
+    """The answer to a request to run code: runs it, and sends its lines as they come."""
 
     media_type = "application/x-ndjson"
 
@@ -174,7 +174,7 @@ class _Execution(Response):
         try:
             is_gone = await self._ended()
             await self._send(*([] if is_gone else [{"type": "end_of_execution"}]), more=is_gone)
-        finally:  # behind the last line: a line that is being sent is not cut off
+        finally:  # after the last line, so that no line is cut off
             self._contexts.waiting -= 1
             keeping_alive.cancel()
             await asyncio.gather(keeping_alive, return_exceptions=True)
@@ -202,7 +202,7 @@ class _Execution(Response):
         await contexts.learn()
         context = contexts.find(self._call.context_id or DEFAULT)
         context.executions += 1
-        # It waits for the next line, and shares its message.
+        # Sent together with the next line.
         self._lines.append({"type": "number_of_executions", "execution_count": context.executions})
         await contexts.enter(context)
         code = await pip.resolved(session, self._code)
@@ -251,7 +251,7 @@ class _Execution(Response):
                 await self._send({"type": "keepalive"})
 
     async def _send(self, *lines: results.Line, more: bool = True) -> None:
-        """Sends lines behind those that wait."""
+        """Sends the waiting lines, then these."""
         async with self._sending:
             waiting, self._lines = [*self._lines, *lines], []
             if not self._begun:

@@ -102,11 +102,11 @@ class Sandbox:
         self.touch_time = touch_time
         """When to restart the idle time of the session, monotonic."""
         self.changed = asyncio.Event()
-        """Set if `record` is another one."""
+        """Set when `record` was replaced."""
         self.downloads = asyncio.Semaphore(DOWNLOADS_MAX)
         self.watchers: dict[str, Watcher] = {}
         self.writers: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """Locks by the ids of processes, for those who write to them."""
+        """Locks for writing to processes, by their ids."""
         self._open: tuple[AsyncExecutorClient, AsyncSession, Contexts] | None = None
 
     @property
@@ -201,7 +201,7 @@ class Sandboxes:
         return await self.open(sandbox)
 
     async def open(self, sandbox: Sandbox, *, anew: bool = False) -> Sandbox:
-        """Opens the session of a sandbox; with `anew`, asks the daemon for it in any case. Raises Refusal."""
+        """Opens the session of a sandbox; with `anew`, always asks the daemon for it. Raises Refusal."""
         record = sandbox.record
         try:
             client = await self._client(record.token)
@@ -249,7 +249,7 @@ class Sandboxes:
     # The timers
 
     def _start_timer(self, sandbox: Sandbox) -> None:
-        # Not in the context of a request: what the timer uses is not the request's.
+        # In a context of its own: the clients that it uses are not those of the request that starts it.
         timer = asyncio.create_task(self._tend(sandbox), context=Context())
         self._timers.add(timer)
         timer.add_done_callback(self._timers.discard)

@@ -15,7 +15,7 @@ from executor_server.api.server import BY_THEMSELVES
 from tests.rpc.edge import FakeSessions, make_server, settings
 from tests.support.fleet_daemon import wanted
 
-# The server's own tasks besides: its loop, the watcher of tokens, reflection's method, and this test.
+# The server's own tasks besides (its loop, the watcher of tokens, this test), and some to spare.
 _OTHER_TASKS = 6
 
 

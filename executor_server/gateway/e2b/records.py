@@ -266,6 +266,8 @@ class Sandboxes:
             is_due = record.end_time <= time.time()
             try:
                 async with self._slots:
+                    if sandbox.changed.is_set():  # while this waited
+                        continue
                     if await self._is_kept(record, is_due=is_due):
                         sandbox.touch_time = time.monotonic() + record.idle_time_s / IDLE_PART
                     elif self._sandboxes.get(record.sandbox_id) is sandbox:  # no later one has its id

@@ -24,7 +24,7 @@ from executor_server.core.errors import (
     SandboxFailure,
     Unavailable,
 )
-from executor_server.sessions.connection import ConnectionState
+from executor_server.sessions.connection import ConnectionState, ConnectionTimes
 from executor_server.sessions.session import Session
 from tests.chaos.e2b_faults import REQUEST_TIMEOUT_S, Case, Place
 from tests.contract.harness import PRINCIPAL, Harness, Transcript
@@ -128,7 +128,7 @@ class Worker:
         backend = E2BBackend(self._directory, section)
         settings = {"method": case.place.method, "skip": case.place.skip, **case.settings}
         began_s = time.monotonic()
-        harness = Harness(backend)
+        harness = Harness(backend, connection=ConnectionTimes(answer_s=REQUEST_TIMEOUT_S))
         async with AsyncExitStack() as stack:
             stack.push_async_callback(harness.__aexit__)  # also where its start fails
             if not case.place.at_start:

@@ -15,7 +15,6 @@ from collections.abc import Callable
 import pytest
 
 from executor_server.backends.e2b import access, guests, templates
-from executor_server.sessions import connection
 from tests.chaos.e2b_faults import REQUEST_TIMEOUT_S, matrix
 from tests.chaos.e2b_lives import lead
 from tests.support.backends import require
@@ -37,7 +36,6 @@ def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(access, "E2B_REQUEST_TIMEOUT_S", SHORT_S)
     monkeypatch.setattr(guests, "_START_TIMEOUT_S", SHORT_S)
     monkeypatch.setattr(templates, "_PROBE_TIMEOUT_S", SHORT_S)
-    monkeypatch.setattr(connection, "_ANSWER_TIME_S", SHORT_S)
 
 
 def test_the_matrix_is_large_enough() -> None:

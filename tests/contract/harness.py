@@ -58,6 +58,7 @@ from executor_server.sessions import (
     SessionSettings,
     VariablesReply,
 )
+from executor_server.sessions.connection import ConnectionTimes
 from executor_server.sessions.journal.execution import Execution, ToolFailure
 from executor_server.sessions.journal.registry import Registry
 from executor_server.sessions.pool.asked_kinds import AskedSettings
@@ -208,10 +209,12 @@ class Running:
 class Harness(Running):
     """Owns a backend, an empty pool and a manager of sessions.
 
-    `registry_dir`: the registry of an earlier daemon; without one, there was none.
+    `registry_dir`: the registry of an earlier daemon; without one, there was none. `connection`: other time limits.
     """
 
-    def __init__(self, backend: Backend, registry_dir: Path | None = None) -> None:
+    def __init__(
+        self, backend: Backend, registry_dir: Path | None = None, *, connection: ConnectionTimes | None = None
+    ) -> None:
         super().__init__()
         self.backend = backend
         self._probe: Probe | None = None
@@ -220,7 +223,9 @@ class Harness(Running):
         self.pool = WarmPool(backend, PoolSettings(asked=AskedSettings(max_kinds=0)))
         self._state = tempfile.TemporaryDirectory(prefix="r-")
         self.registry = Registry(StateDir(registry_dir or Path(self._state.name)))
-        settings = SessionSettings(sweep_interval_s=0.05, ping_interval_s=0.2)
+        settings = SessionSettings(
+            sweep_interval_s=0.05, ping_interval_s=0.2, connection=connection or ConnectionTimes()
+        )
         self.approvals = Approvals()
         hooks = SessionHooks(approvals=self.approvals)
         self.manager = SessionManager(backend, self.pool, self.registry, settings, hooks)

@@ -135,6 +135,23 @@ def test_an_execution_that_does_not_succeed_is_an_error_in_words(
     assert shared.run_code("1").text == "1"
 
 
+def test_an_error_whose_whole_message_takes_long_is_not_lost(gateway: Gateway, shared: Sandbox) -> None:
+    """The whole message is asked for after the step, and a keepalive is sent meanwhile."""
+    code = """
+        import time
+        class Long(Exception):
+            asked = 0
+            def __str__(self):
+                Long.asked += 1
+                time.sleep(60 if Long.asked > 2 else 0)  # the step itself asks twice
+                return "x" * 1_000_000
+        raise Long
+    """
+    answer = execute(gateway, shared, {"code": code})
+    types = [json.loads(line)["type"] for line in answer.text.splitlines()]
+    assert types == ["number_of_executions", "keepalive", "error", "end_of_execution"]
+
+
 def test_silence_is_kept_alive_and_a_time_limit_ends_the_step_in_order(gateway: Gateway, shared: Sandbox) -> None:
     answer = execute(gateway, shared, {"code": "import time\ntime.sleep(60)"})
     types = [json.loads(line)["type"] for line in answer.text.splitlines()]

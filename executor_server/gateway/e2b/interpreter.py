@@ -253,7 +253,8 @@ class _Execution(Response):
     async def _send(self, *lines: results.Line, more: bool = True) -> None:
         """Sends the waiting lines, then these."""
         async with self._sending:
-            waiting, self._lines = [*self._lines, *lines], []
+            waiting = [*self._lines, *lines]
+            self._lines.clear()  # and not a new list: `append` may belong to this one since before a wait
             if not self._begun:
                 self._begun = True
                 await self._send_message({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -40,6 +40,7 @@ async def json_of(request: Request, kind: type[M], bytes_max: int, *, too_large:
 
 
 def refusal_of_values(error: ValidationError) -> Refusal:
+    """Returns the refusal (400) of a body or a query; it names the first values that do not fit."""
     found = error.errors(include_url=False, include_input=False)[:PROBLEMS_MAX]
     problems = [f"{'.'.join(map(str, each['loc'])) or 'the body'}: {each['msg']}" for each in found]
     return Refusal(400, "; ".join(problems))

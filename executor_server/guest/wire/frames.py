@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from .schema import Message
 
-PROTOCOL_VERSION = 12
+PROTOCOL_VERSION = 13
 # Room for one message of a client, 4 MiB, which may be longer as JSON.
 MAX_FRAME_BYTES = 8 * 1024 * 1024
 MAX_HEAD_BYTES = 64 * 1024

@@ -11,7 +11,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Optional
 
-LANGUAGE_RULES_MAX = 9
+LANGUAGE_RULES_MAX = 32  # more than there are, because raising it is a change of the protocol
 LISTED_HOSTS_MAX = 16
 
 

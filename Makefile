@@ -138,13 +138,12 @@ test: $(STAMP)  ## Run the tests that a change needs, those that repeat themselv
 	@$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
 
 .PHONY: test-all
-test-all: $(STAMP)  ## Run every test with all rounds and cases, and what `make test` leaves to others: agents, versions
+test-all: $(STAMP)  ## Run every test with all rounds and cases, and what `make test` leaves to others: agents on other backends, a front, versions
+	@.ci/test-all
+
+.PHONY: test-every
+test-every: $(STAMP)
 	@$(BIN)/python -m pytest --all -n $(WORKERS) $(ARGS)
-	@$(MAKE) --no-print-directory test-agents BACKEND=docker
-	@$(MAKE) --no-print-directory test-agents BACKEND=e2b-double
-	@$(MAKE) --no-print-directory test-forked
-	@$(MAKE) --no-print-directory test-fleet
-	@$(MAKE) --no-print-directory test-versions
 
 .PHONY: unit
 unit: $(STAMP)  ## Run the unit tests
@@ -161,8 +160,14 @@ test-forked: $(STAMP)  ## Run the contract and the attacks on sandboxes of the l
 		-k local tests/contract tests/security $(ARGS)
 
 .PHONY: test-fleet
-test-fleet: $(STAMP)  ## Run the contract and the tests of agents, clients and calls through a front
+test-fleet: test-fleet-contract test-fleet-clients  ## Run the contract and the tests of agents, clients and calls through a front
+
+.PHONY: test-fleet-contract
+test-fleet-contract: $(STAMP)
 	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest --all -n $(FLEET_WORKERS) tests/contract $(ARGS)
+
+.PHONY: test-fleet-clients
+test-fleet-clients: $(STAMP)
 	@EXECUTOR_TEST_FLEET=1 $(BIN)/python -m pytest -n $(FLEET_WORKERS) $(FLEET_TESTS) $(ARGS)
 
 .PHONY: test-versions

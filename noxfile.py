@@ -18,6 +18,7 @@ from typing import Any
 import nox
 
 ROOT = Path(__file__).parent
+WORKERS = str(3 * (os.cpu_count() or 1))  # as many as `make test` has
 SMOLAGENTS = ("1.22.0", "1.23.0", "1.24.0", "1.25.0", "1.26.0")
 # The oldest and the newest of each major version. Only version 1 works with mcpadapt, so with smolagents' MCP tools.
 MCP = ("1.28.0", "1.30.0", "2.0.0", "2.3.0")
@@ -127,4 +128,15 @@ def _test(
     files = [str(path.relative_to(ROOT)) for pattern in suite for path in sorted(ROOT.glob(pattern))]
     # A version that skips its tests has shown nothing. Without pytest's cache, which all versions would share.
     env = {"REQUIRED_BACKENDS": backends}
-    session.run("pytest", "-p", "no:cacheprovider", *files, *arguments, *session.posargs, env=env, success_codes=codes)
+    session.run(
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-n",
+        WORKERS,
+        *files,
+        *arguments,
+        *session.posargs,
+        env=env,
+        success_codes=codes,
+    )

@@ -136,6 +136,42 @@ async def test_attacks_on_the_checker_cost_no_execution(harness: Harness, signal
     assert (await harness.run(session, "40 + 2")).output == 42
 
 
+async def test_processes_that_take_the_place_of_the_checker_cost_only_their_program(harness: Harness) -> None:
+    """A new checker needs a place, so all of them are killed, and the interpreter with them.
+
+    Its end was not noticed: the next execution waited for it until its time was over, and then the sandbox was lost.
+    """
+    session = await harness.session(processes=24, wall_time_s=10.0)
+    taken = await harness.run(
+        session,
+        f"""{LEADER_ONLY}
+import signal
+(checker,) = others
+full, is_full = os.pipe()
+if os.fork() == 0:
+    def fill():
+        made = 0
+        try:
+            while True:
+                if os.fork() == 0:
+                    signal.pause()
+                made += 1
+        except BlockingIOError:
+            return made
+    fill()
+    os.kill(checker, signal.SIGKILL)
+    while not fill():
+        pass
+    os.write(is_full, b"1")
+    signal.pause()
+os.read(full, 1)
+""",
+    )
+    assert (taken.outcome, taken.output) == ("succeeded", b"1")
+    after = await harness.run(session, "40 + 2")
+    assert (after.outcome, after.output) == ("succeeded", 42)
+
+
 async def test_what_a_program_leaves_running_is_heard_apart_and_goes_with_the_session(harness: Harness) -> None:
     session = await harness.session()
     ran = await harness.run(

@@ -15,6 +15,7 @@ Until the interpreter is used, a warm one with preloaded modules can replace it 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 
@@ -100,6 +101,7 @@ class ChildProcesses:
         self._trunk: Optional[tuple[Child, Process]] = None  # the interpreter that waits while a branch is in its place
         self._before_branch: frozenset[int] = frozenset()  # kernel sessions that outlive the branch
         self.trunk_ended = False  # the interpreter that waits, or waited last, has ended
+        self._unreported: list[tuple[int, int, Any]] = []  # the exits of processes that `_fork` has killed
         self._paused = False
         self._ending = False  # true while processes that `stop` has killed may not have ended
         self._booted = False  # true once the interpreter has reported it
@@ -263,8 +265,9 @@ class ChildProcesses:
             pid = self._interpreter.pid
             try:
                 (os.killpg if with_children else os.kill)(pid, signal.SIGINT)
-            except ProcessLookupError:  # it leads no group
-                os.kill(pid, signal.SIGINT)
+            except ProcessLookupError:  # it leads no group, or its exit is reported next
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGINT)
 
     def check(self, message: Check, body: bytes) -> None:
         """Sends the checker a source."""
@@ -330,7 +333,8 @@ class ChildProcesses:
 
     def reap(self) -> None:
         """Reports ended children, and kills a stopped checker: only agent code stops one."""
-        for pid, status, usage in reap():
+        unreported, self._unreported = self._unreported, []
+        for pid, status, usage in (*unreported, *reap()):
             if os.WIFSTOPPED(status):
                 if self._checker is not None and pid == self._checker.pid:
                     self._kill(self._checker)  # its exit is reaped next
@@ -432,13 +436,16 @@ class ChildProcesses:
     # -- the children --------------------------------------------------------------------------------------------
 
     def _fork(self, main: Callable[[socket.socket, Config], None], *, makes_room: bool = True) -> Child:
-        """Forks a child. If the process limit has no room and `makes_room`, kills everything in the sandbox first."""
+        """Forks a child. If the process limit has no room and `makes_room`, kills everything in the sandbox first.
+
+        Its caller may be in the middle of a run, so those exits are reported in the next turn of the loop.
+        """
         try:
             return spawn(lambda sock: main(sock, self._config))
         except OSError:
             if not makes_room:
                 raise
-            kill_everything(self._note_exit)
+            kill_everything(lambda *ended: self._unreported.append(ended))
             return spawn(lambda sock: main(sock, self._config))
 
     def _set_interpreter(self, child: Child) -> None:

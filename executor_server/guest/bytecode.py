@@ -1,18 +1,19 @@
-"""The guest's modules as bytecode: written by the daemon's interpreter, read by the same in sandboxes.
+"""The guest's modules as bytecode. The daemon's interpreter writes it, and the same interpreter reads it in sandboxes.
 
     python -I -S bytecode.py DIRECTORY < SOURCES > BYTECODE
 
-SOURCES is a JSON object, sources by their names in the archive, DIRECTORY the one that tracebacks name. BYTECODE is an
-entry of the archive, at a known place: the interpreter's magic number; then, marshalled, this module, which the program
-that starts a guest executes (`import_program` in wire/paths.py); where each module is; and the modules. An interpreter
-with another magic number imports the sources, which are in the archive, too.
+SOURCES is a JSON object that maps names in the archive to sources. DIRECTORY is the directory that tracebacks show.
+BYTECODE is an entry of the archive, at a known place. It starts with the interpreter's magic number. Then follow,
+marshalled, this module, the places of the other modules, and those modules. The program that starts a guest executes
+this module (`import_program` in wire/paths.py). An interpreter with another magic number imports the sources, which are
+in the archive, too.
 
-zipimport could take bytecode from the archive as well. It reads the archive's directory first, all of it and in Python,
-and searches, opens and unpacks for each module: a third of the time of the supervisor's imports, and 0.3 MiB of what
-the processes of a sandbox write to.
+zipimport could take bytecode from the archive as well. But it first reads the archive's whole directory, in Python, and
+it searches, opens and unpacks for each module. That takes a third of the time of the supervisor's imports, and 0.3 MiB
+of memory that the processes of a sandbox can't share.
 
-Docstrings, annotations of functions, and columns are left out, which nothing in a sandbox reads; they were a fifth of
-the bytecode. Line numbers and assertions stay.
+Docstrings, annotations of functions, and columns are left out, because nothing in a sandbox reads them. They were a
+fifth of the bytecode. Line numbers and assertions stay.
 """
 
 from __future__ import annotations
@@ -58,15 +59,15 @@ class Importer:
 
 
 def install(archive: str, file: IO[bytes]) -> None:
-    """Has `archive` searched ahead of all else. `file` is it, read as far as this module."""
+    """Makes imports search `archive` first. `file` is the open archive, read as far as the end of this module."""
     places = marshal.load(file)
     sys.meta_path.insert(0, Importer(archive, file.tell(), places))
-    # These names are a module's, though no import made it: agent code that reaches them needs an authorization.
+    # Marks these globals as a module's, as an import would: agent code that reaches them then needs an authorization.
     globals()["__spec__"] = ModuleSpec(__name__, None)
 
 
 def write() -> None:
-    """Compiles the sources that come in, see above."""
+    """Compiles the sources on standard input, and writes the bytecode to standard output."""
     import json
 
     directory, sources = sys.argv[1], json.load(sys.stdin)

@@ -34,7 +34,7 @@ def boot() -> None:
 def main() -> None:
     """Runs the supervisor, and exits with it."""
     if os.getpid() != 1:
-        # The supervisor kills all processes but itself: in another namespace these would be those of the host.
+        # The supervisor kills all processes but itself. Outside a pid namespace of its own, it would kill the host's.
         raise SystemExit("the guest only runs as the first process of a pid namespace")
     values = loads(sys.argv[1])
     _drop_to(values.get("drop_to"))
@@ -118,7 +118,7 @@ def _listener(values: dict[str, Any]) -> socket.socket:
 
 
 def _drop_to(ids: Any) -> None:
-    """Becomes the sandbox's user for good. The kernel drops all capabilities with the last uid that is root."""
+    """Becomes the sandbox's user for good. The kernel drops all capabilities once no uid of the process is root."""
     if ids is not None:
         uid, gid = ids
         os.setgroups([])

@@ -1,4 +1,4 @@
-"""The exit codes of a supervisor that ends by itself, by which a backend knows why a sandbox is gone."""
+"""The exit codes of a supervisor that ends by itself. They show a backend why a sandbox has ended."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from .paths import import_program
 
 PARENT_NAME, INIT_NAME, TEMPLATE_NAME = "fork-server-top", "fork-server", "fork-template"
-"""Names of the processes, as `ps` shows them. A sandbox's own have that of the interpreter."""
+"""Names of the processes, as `ps` shows them. A sandbox's own processes have the interpreter's name."""
 
 PACKET_BYTES = 32_768
 """Bytes of the largest packet: a plan, with its filter of system calls."""

@@ -33,7 +33,7 @@ MAX_HEAD_BYTES = 64 * 1024
 MAX_BODY_BYTES = MAX_FRAME_BYTES - MAX_HEAD_BYTES - 1024
 # Larger bodies travel as blobs, in pieces of this size (also the largest inline payload).
 CHUNK_BYTES = PIECE_BYTES
-# Names of missing modules that a refused registration of tools lists.
+# The most missing modules that the refusal of a registration of tools names.
 MAX_MISSING_MODULES = 32
 
 # The size of a frame of one piece, with its head; and the smallest rest of a frame worth reading straight into place.

@@ -4,7 +4,8 @@ Theory of operation. The supervisor listens. A connection counts as the daemon's
 the next token of the chain; only the token's hash is known here (tokens.py). The newest such connection wins: the owner
 of an earlier one is dead, or about to notice. The window (sequenced.py) keeps all frames that may have to be resent. It
 outlives connections and daemons; HELLO and READY synchronize the two windows. READY also says which of our frames were
-acknowledged and so are gone: a later daemon may not remember them, if there was no need to store them.
+acknowledged and therefore dropped here. A later daemon may not know these frames: its predecessor stored only those
+that it had to.
 
 Invariant: at most one connection is the daemon's, and what is being written (`_writing`) belongs to it alone. When it
 goes, `_writing` is dropped whole: the frame in it was given by the window, which gives it again from its start.
@@ -79,8 +80,8 @@ class Channel:
     """Owns the listener, the connections and the frames not yet acknowledged.
 
     `on_frame` gets each frame of the daemon, once and in order. `describe` makes READY from two numbers: the last frame
-    of the daemon that was taken here, and the last of ours that it acknowledged. `on_new_daemon` is called when another
-    daemon than the last one connects. `pong` makes each PONG. `egress_listener` is the descriptor for TAKE_LISTENER.
+    of the daemon that was taken here, and the last of ours that it acknowledged. `on_new_daemon` is called when a
+    different daemon connects. `pong` makes each PONG. `egress_listener` is the descriptor for TAKE_LISTENER.
     """
 
     def __init__(
@@ -202,7 +203,8 @@ class Channel:
             except (BlockingIOError, ConnectionError):
                 raise
             except OSError:
-                # The file can't be sent this way. Taken for a broken connection, it would break every next one, too.
+                # The file can't be sent this way, so its bytes are copied. If this error closed the connection, the
+                # frame would be sent again on the next one, and close that, too.
                 self._writing[0] = memoryview(os.pread(first.fd, first.length, first.offset))
                 return
             assert sent, "a sealed file shrank"

@@ -1,7 +1,7 @@
 """System calls that Python has no function for. Errors are raised as OSError.
 
-Used by the processes that make sandboxes themselves (the command that makes namespaces in a machine of the cloud, and
-the fork server) and by the egress proxy. Other guests do not import ctypes (6 ms).
+Used by the processes that make sandboxes (the command that makes namespaces in a machine of the cloud, and the fork
+server) and by the egress proxy. No other process of a guest imports this module, because ctypes takes 6 ms to import.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MOVE_MOUNT_F_EMPTY_PATH = 4
 # linux/fcntl.h
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 
-# Numbers of the system call by os.uname().machine; not every C library has a function for it.
+# The number of pivot_root by os.uname().machine; not every C library has a function for it.
 _PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 # These are the same on every architecture.
 _OPEN_TREE, _MOVE_MOUNT, _CLOSE_RANGE, _MOUNT_SETATTR = 428, 429, 436, 442

@@ -56,7 +56,7 @@ class Packet:
         return memfd
 
     def close_fds(self) -> None:
-        """Closes the descriptors but the payload's."""
+        """Closes all descriptors except the payload's."""
         while self.fds:
             os.close(self.fds.pop())
 

@@ -1,8 +1,8 @@
 """The messages on the links between the supervisor and its children: one class for each, and for each object in a body.
 
-Both ends of a link (link.py) use this schema, as messages.py is that of the channel to the daemon. Both ends are forked
-from one process, so they never differ in version. tests/unit/guest/wire/test_messages.py compares the schema with its
-snapshot, so that no field changes by accident.
+Both ends of a link (link.py) use this schema; messages.py has the schema of the channel to the daemon. Both ends are
+forked from one process, so they never differ in version. tests/unit/guest/wire/test_messages.py compares the schema
+with its snapshot, so that no field changes by accident.
 
 Messages of the interpreter may come from agent code, and messages of the checker from a source that broke its parser.
 Each is read whole and checked before any of its fields is used. The receiver makes the checks that need several fields,
@@ -214,7 +214,7 @@ class RestoreState(LinkMessage, kind="restore"):
 class TakeSavepoint(LinkMessage, kind="savepoint"):
     """The link of the new copy comes as a descriptor. ANSWERED has SavepointMade.
 
-    `whole`: it fails if the copy can't have all files of the workspace.
+    `whole`: the request fails if the copy can't have all files of the workspace.
     """
 
     file_bytes: int = integer()

@@ -191,7 +191,7 @@ class Note(Message, kind=Kind.NOTE):
 
 
 class Hold(Message, kind=Kind.HOLD):
-    """A connection of the session waits for an approval, or none does: the wall clock of executions stands still."""
+    """`held`: a connection of the session waits for an approval, so the wall clock of executions stands still."""
 
     held: bool = boolean()
 
@@ -232,7 +232,7 @@ class ExportState(Request, kind=Kind.EXPORT_STATE):
 
 
 class RestoreState(Request, kind=Kind.RESTORE_STATE):
-    """Without a blob: asks whether a state can still be restored, or this one was."""
+    """Restores a state. Without a blob, it only asks whether a state can still be restored, or whether this one was."""
 
     digest: str = text(64)
     blob: Optional[str] = text(_ID_CHARS, default=None)

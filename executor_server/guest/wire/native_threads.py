@@ -1,15 +1,16 @@
-"""Threads of native libraries: which of them a forked copy can do without.
+"""Threads of native libraries, and whether a forked copy can do without them.
 
 A fork copies only the thread that calls it. These libraries, each tested with its package, cope with that:
 
 - OpenBLAS ends its threads before a fork, so this module does not see them.
-- jemalloc takes its locks for a fork, and makes new threads. polars' cleaner only removes spilled files.
+- jemalloc holds its locks during a fork, and makes new threads. polars' cleaner only removes spilled files.
 - Arrow makes a new pool in the copy, without the work of the old one, so its threads must be idle. numexpr makes a new
   pool if its process id has changed.
 - GNU OpenMP waits for its old threads for ever. `renew` makes it start others.
 
-Others, like those of polars and duckdb, then compute nothing, or hang. Most threads have the name of their process, so
-names don't identify them. A thread is taken to belong to the library with the outermost address on its stack.
+Other libraries, such as polars and duckdb, compute nothing in a copy that lacks their threads, or hang. Most threads
+have the name of their process, so names don't identify them. Instead, a thread counts as part of the library whose code
+address is the outermost on its stack.
 
 This serves honest programs: a program that misleads it spoils only the copy of its own process.
 """
@@ -35,14 +36,14 @@ _C_LIBRARY = ("libc.", "libc-", "libpthread", "ld-musl")
 _RUNTIMES = (*_C_LIBRARY, "ld-", "libstdc++", "libgcc_s", "libm.", "[")
 _STACK_BYTES = 16384  # the part of a stack that is read; idle threads have 5 KiB
 _WORD_BYTES = 8
-# Attempts to find a thread waiting in the kernel, where its stack can be read, and seconds between two: threads of
-# OpenMP spin for a moment after their work.
+# Attempts to find a thread waiting in the kernel, where its stack can be read, and seconds between two attempts:
+# threads of OpenMP spin for a moment after their work.
 _LOOKS, _LOOK_S = 20, 0.002
 _MAX_NAMED = 3
 
 
 def switches() -> dict[str, str]:
-    """Returns how often each other thread has stopped running until now."""
+    """Returns how often each other thread has stopped running so far (its context switches)."""
     return {task: _switches(task) for task in _others()}
 
 
@@ -67,10 +68,10 @@ def lost(before: dict[str, str], *, renewed: bool) -> str:
 
 
 def renew() -> None:
-    """Makes GNU OpenMP compute in a copy. There may be several such libraries: packages bring their own.
+    """Makes GNU OpenMP compute in a copy. The process may have loaded several copies of it: packages bring their own.
 
-    It keeps its pool for the outermost level of threads. So this process enters a level of one thread and stays there:
-    the levels below get new threads each time.
+    OpenMP reuses its pool only for the outermost level of threads. So this process enters a level of one thread and
+    stays there; the levels below get new threads each time.
     """
     libraries = {path for _, _, path in _code() if _GNU_OPENMP in path}
     if libraries:
@@ -117,8 +118,8 @@ def _code() -> list[Mapping]:
 def _library(task: str, code: list[Mapping]) -> str:
     """Returns the path of the library that a thread belongs to; empty if unknown.
 
-    Above the outermost frame, which is the C library's, are the thread's variables, and then its descriptor, which
-    begins with its own address on most machines.
+    The outermost frame is the C library's. Above it on the stack are the thread's variables, and then its descriptor,
+    which begins with its own address on most machines: there the search ends.
     """
     starts = [first for first, _, _ in code]
     paths = []

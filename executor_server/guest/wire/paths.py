@@ -6,7 +6,7 @@ GUEST_PATH = "/run/executor/guest.pyz"
 """The path of the archive in every sandbox; tracebacks of the guest name it, never a path of the host."""
 
 ENVIRONMENT_PATH = "/run/executor/environment"
-"""The sandbox's environment, read-only, where it has one: packages in `site`, their programs in `site/bin`."""
+"""The sandbox's environment, read-only, if it has one: packages in `site`, their programs in `site/bin`."""
 
 ENVIRONMENT_SITE = f"{ENVIRONMENT_PATH}/site"
 ENVIRONMENT_PROGRAMS = f"{ENVIRONMENT_SITE}/bin"
@@ -43,4 +43,4 @@ INTERPRETER_BOOT = f"{import_program(repr(GUEST_PATH))}from executor_guest.main 
 """The program of an interpreter that is not a fork of its supervisor."""
 
 GUEST_BOOT = f"{import_program(repr(GUEST_PATH))}from executor_guest.main import boot; boot()"
-"""The program for `python -c`, in a sandbox that is there. Running the archive would import runpy: 4 ms."""
+"""The program for `python -c` in an existing sandbox. Running the archive would import runpy: 4 ms."""

@@ -1,8 +1,8 @@
 """Gives up rights of a process: capabilities, later gains by executed programs, system calls.
 
-What makes sandboxes out of its own process uses it (guest/cloud/namespaces.py, guest/fork_server), and the egress
-proxy. It imports ctypes (6 ms), so nothing that every sandbox starts imports it. The order of the steps matters; the
-callers explain theirs.
+The callers are the programs that turn their own process into a sandbox (guest/cloud/namespaces.py, guest/fork_server),
+and the egress proxy. This module imports ctypes (6 ms), so no program that runs in every sandbox imports it. The order
+of the steps matters; each caller explains its own.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ def show_memory() -> None:
 
 def hide_memory() -> None:
     """Makes this process non-dumpable: no other process of its user may trace it or read its memory, and it dumps no
-    core. A change of user undoes it, so this goes after."""
+    core. A change of user undoes this, so call it after the change."""
     _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def end_with_parent() -> None:
-    """Makes the kernel kill this process when the thread that started it ends. A change of user undoes it."""
+    """Makes the kernel kill this process when the thread that started it ends. A change of user undoes this."""
     _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 

@@ -36,7 +36,10 @@ def kind(name: str) -> int:
 
 
 def limit(number: int, value: int, *, for_good: bool = True) -> None:
-    """Lowers a limit of this process, `for_good` with its hard limit; a lower limit stays."""
+    """Sets a limit of this process to `value`, or to its hard limit if that is lower.
+
+    `for_good`: lowers the hard limit, too.
+    """
     _, hard = resource.getrlimit(number)
     bound = value if hard == resource.RLIM_INFINITY else min(value, hard)
     resource.setrlimit(number, (bound, bound if for_good else hard))

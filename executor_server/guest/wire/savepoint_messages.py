@@ -105,9 +105,9 @@ class Changes(Record):
 
 
 class BranchEnded(Record):
-    """The end of a branch. `number` is that of its kept copy, or `why_not_kept` says why there is none.
+    """The end of a branch. `number` is the number of its kept copy; `why_not_kept` says why there is none.
 
-    `refused`: why no branch could be made, and nothing has run. Without `variables` the branch had died.
+    `refused`: why no branch could be made; then nothing has run. If `variables` is missing, the branch had died.
     """
 
     number: Optional[int] = integer(1, SAVEPOINT_NUMBER_MAX, default=None)

@@ -7,10 +7,10 @@
     channel.send(Log(id="e", stream="stdout"), b"text")     # one end
     log = Log.read(frame.head)                              # the other end: raises FrameError, or every field is right
 
-A value is frozen. `read` checks every field before any can be used. A field with a default may be missing; one that is
-present is checked, so null does not stand for a missing one. Unknown fields are ignored. A value
-that is created here is not checked: it is ours, and the other end checks it. None is never written: it stands for an
-omitted field.
+A value is frozen. `read` checks every field before any can be used. A field with a default may be missing, but it is
+checked if it is present: null does not mean that it is missing. Unknown fields are ignored. A value that is created by
+this end is not checked: it is ours, and the other end checks it. None is never written; it means that a field is
+omitted.
 
 These are not dataclasses: `dataclasses` imports inspect, re and more, which takes about 10 ms of the start of a
 sandbox, and makes each `__init__` by exec. Collecting the fields in `__init_subclass__` takes 0.4 ms for all messages.

@@ -59,7 +59,7 @@ class Numbered:
 
 
 class Sequenced:
-    """One end's window. Lists that methods return are released frames, which the caller closes."""
+    """One end's window. Methods that return a list return released frames, whose files the caller closes."""
 
     def __init__(self) -> None:
         self.sent = 0  # the number of this end's last frame
@@ -67,7 +67,7 @@ class Sequenced:
         self.taken = 0  # the number of the other end's last frame
         self.kept_bytes = 0
         self._kept: deque[Numbered] = deque()
-        self._given = 0  # frames of `_kept`, from the left, that the present connection was given
+        self._given = 0  # frames of `_kept`, from the left, that the current connection was given
         self._unconfirmed_bytes = 0  # bytes that arrived since the last acknowledgement was sent
 
     # -- sending -------------------------------------------------------------------------------------------------

@@ -10,19 +10,19 @@ from __future__ import annotations
 
 from _operator import _compare_digest as compare_digest
 
-# Python's own: hashlib loads OpenSSL, which costs a sandbox some milliseconds and 4 MB.
+# Python's built-in SHA-256: hashlib loads OpenSSL, which costs a sandbox some milliseconds and 4 MB.
 try:
     from _sha2 import sha256  # type: ignore[import-not-found]  # CPython 3.12 and later
 except ImportError:
     try:
         from _sha256 import sha256  # type: ignore[import-not-found]
-    except ImportError:  # a Python that was built without its own
+    except ImportError:  # a Python that was built without it
         from hashlib import sha256
 
 CHAIN_LENGTH = 256
-"""Connections to a guest on the daemon's own host: they do not break by themselves."""
+"""The most connections to a guest on the daemon's own host, where connections do not break by themselves."""
 LONG_CHAIN_LENGTH = 4096
-"""Connections to a guest over a network: for a day, one every twenty seconds."""
+"""The most connections to a guest over a network: one every twenty seconds for a day."""
 # Tokens that may be skipped: the daemon may have begun connections that never reached this guest.
 MAX_SKIPPED = 64
 

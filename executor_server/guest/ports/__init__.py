@@ -1,5 +1,5 @@
 """Connections from the daemon to TCP ports that programs of the sandbox listen on.
 
 It connects to the sandbox's own loopback and nowhere else, and passes bytes on as far as each end has room for them. It
-must not know what listens there, nor who asks.
+must not know which program listens there, nor which client connects.
 """

@@ -78,7 +78,7 @@ class Connections:
 
 
 class _Connection:
-    """One connection. It removes itself from `opened`, which has all, at its end."""
+    """One connection. At its end it removes itself from `opened`, the dictionary of all connections."""
 
     def __init__(self, request: OpenPort, channel: Channel, loop: Loop, opened: dict[int, _Connection]) -> None:
         self._op = request.op
@@ -93,7 +93,7 @@ class _Connection:
         self._paused = False
         self._sent_bytes = 0
         self._input: deque[memoryview] = deque()
-        self._taken_bytes = 0  # of the daemon's data, by the program
+        self._taken_bytes = 0  # bytes of the daemon's data that were passed on to the program
         self._window_bytes = PORT_WINDOW_BYTES  # bytes that the daemon was granted
         self._received_bytes = 0
         self._input_ends = False

@@ -84,7 +84,7 @@ class Inflow:
                 problem = f"offset {write.offset} leaves a gap after the {self.taken_bytes} bytes before it"
                 self._channel.fail(write.op, "input_gap", problem)
             elif write.offset + len(data) <= self.taken_bytes and not self._adds_an_end(write, data):
-                self._channel.done(write.op, written=self.taken_bytes)  # repeated, or a question how much was accepted
+                self._channel.done(write.op, written=self.taken_bytes)  # repeated, or a query for the total
             elif self.fd is None or (self._closes and data[self.taken_bytes - write.offset :]):
                 self._channel.fail(write.op, "input_closed", "the process has closed its input, or has ended")
             else:
@@ -103,7 +103,7 @@ class Inflow:
             self._writes.popleft()
 
     def _adds_an_end(self, write: WriteProcess, data: bytes) -> bool:
-        """True for a new end of the input: one that is not after the last end is repeated."""
+        """True for a new end of the input. An end at or before the last one is a repeated write."""
         return bool(write.eof) and not self._closes and write.offset + len(data) > self._ended_at
 
 

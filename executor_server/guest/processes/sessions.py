@@ -24,7 +24,7 @@ _PF_EXITING = 0x4
 _STOP_ROUNDS = 256
 # Scans of the processes of one kernel session. Each scan kills the processes it finds.
 _KILL_ROUNDS = 64
-# Seconds for processes to end after they were killed, and between two looks.
+# Seconds for processes to end after they were killed, and between two scans.
 _END_TIME_S = 10.0
 _END_STEP_S = 0.0002
 
@@ -53,8 +53,8 @@ def signal_session(leader: int, number: int) -> None:
 def kill_session(leader: int) -> None:
     """Kills every process of a kernel session, and those that they start meanwhile.
 
-    Attack: a program that forks while /proc is read has a child that this look misses. A process with a pending SIGKILL
-    can't complete a fork, so all are killed once a look finds no others.
+    Attack: a program forks while /proc is read, and the scan misses the child. A process with a pending SIGKILL can't
+    complete a fork, so all are killed once a scan finds no others.
     """
     killed: set[int] = set()
     for _ in range(_KILL_ROUNDS):
@@ -62,7 +62,8 @@ def kill_session(leader: int) -> None:
         if members <= killed:
             return
         if leader in members:
-            # First and together: a shell whose child is killed before it would continue, and end with success.
+            # The leader's group first, and together: if its child were killed first, a shell would continue, and end
+            # with success.
             send_group(leader, signal.SIGKILL)
         for pid in members - killed:
             send(pid, signal.SIGKILL)
@@ -93,8 +94,8 @@ def kill_all_but(leaders: Set[int]) -> bool:
     They may still have files, ports and memory then, which the kernel needs some milliseconds to free (`await_end`).
     Returns False if not all could be killed: then the caller kills everything (`kill(-1)`), which no program outruns.
 
-    Attack: a program that forks faster than /proc is read would always outrun a list. So processes that the first look
-    did not find are stopped, and killed once a look finds no other running process. A process with either signal
+    Attack: a program that forks faster than /proc is read would always outrun a list. So processes that the first scan
+    did not find are stopped, and killed once a scan finds no other running process. A process with either signal
     pending can't complete a fork, and a stopped one still counts against the limit of processes.
     """
     stopped: set[int] = set()

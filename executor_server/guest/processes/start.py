@@ -1,9 +1,9 @@
 """Starts a process with its terminal or pipes, in its own kernel session, and executes the command.
 
 Theory of operation. The process is forked from pid 1, which is undumpable and ignores every signal. posix_spawn is
-faster, but has no step for resource limits: set from here, they would come when the program runs already, and may have
-forked. No byte between here and the exec comes from agent code: command, directory and environment are the daemon's
-values. All descriptors of the supervisor close with the exec (PEP 446).
+faster, but has no step for resource limits: if this process set them afterwards, the program would already run, and
+might have forked. No byte between here and the exec comes from agent code: command, directory and environment are the
+daemon's values. All descriptors of the supervisor close with the exec (PEP 446).
 
 The steps, and the reasons for their order:
 
@@ -44,7 +44,7 @@ _CWD_REASONS = {
     errno.EACCES: "file_permission_denied",
 }
 _SHOWN_CHARS = 200
-# Bytes of the stack for arguments and variables besides their own: the program's path, and what the kernel adds.
+# Bytes of the stack in addition to the arguments and variables: the program's path, and what the kernel adds.
 _STACK_SPARE_BYTES = 128 * 1024
 
 
@@ -123,7 +123,7 @@ def _program(command: Command) -> str:
     if command.prefers_bash and (bash := _find("bash", command, os.X_OK)):
         command.argv[0] = "bash"  # called sh, it would behave like sh
         return bash
-    # Like a shell: an executable file first, else the first one that is there, whose execution says why not.
+    # As in a shell: the first executable file, else the first file of that name; its execve then gives the reason.
     path = name if "/" in name else _find(name, command, os.X_OK) or _find(name, command, os.F_OK)
     if not path:
         raise NotStarted("command_not_found", f"{name[:_SHOWN_CHARS]}: command not found in the PATH of the process")
@@ -181,7 +181,10 @@ def _forked(program: str, command: Command, streams: Streams, limit: Callable[[]
 
 
 def _report_of(pid: int, report_read: int) -> bytes:
-    """Returns the child's report before its exec. The attack: agent code has the same uid, and stops it before."""
+    """Returns the error that the child reports, or nothing once it has executed the command.
+
+    The attack: agent code has the same uid, and stops the child before the exec.
+    """
     waiter = select.poll()
     waiter.register(report_read)
     if waiter.poll(_EXEC_TIME_MS):
@@ -215,7 +218,7 @@ def _become(program: str, command: Command, streams: Streams, limit: Callable[[]
 
 
 def _allow_arguments(command: Command) -> None:
-    """Raises the limit of the stack, of which the kernel gives a quarter to arguments and variables, if that is low."""
+    """Raises the stack's limit if it is too low: the kernel allows arguments and variables a quarter of it."""
     texts = [*command.argv, *command.env.keys(), *command.env.values()]
     size_bytes = sum(len(os.fsencode(text)) + 9 for text in texts)  # with a NUL and a pointer
     needed = 4 * (size_bytes + _STACK_SPARE_BYTES)

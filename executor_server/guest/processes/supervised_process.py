@@ -155,7 +155,7 @@ class Process:
         if self.ended or not self._sources:
             return
         reads = not self._paused and self._outflow.room > 0
-        # Meanwhile a pipe fills, and is read in one go then; a terminal's buffer is too small for that.
+        # While output is gathered, a pipe fills, and is then read in one go; a terminal's buffer is too small for that.
         gathers = self._outflow.due_s < float("inf")
         for source in self._sources:
             waits = gathers and source is not self._terminal
@@ -245,7 +245,7 @@ class Process:
         self._go_on()
 
     def _go_on(self) -> None:
-        """Ends it if all is read, else waits for more. In this order: the check reads, too."""
+        """Ends the process if its output is read, else waits for more. In this order, because the first step reads."""
         self._end_if_read()
         self._watch()
 

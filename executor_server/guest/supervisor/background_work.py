@@ -73,7 +73,7 @@ class BackgroundWork:
         return process_environment(own, config.variables, has_environment=config.has_environment)
 
     def _limit(self) -> None:
-        """Limits a process, in itself."""
+        """Limits the calling process, which is about to run a command."""
         config = self._config
         rlimits.limit_program(config.memory_bytes if config.watch_memory else None, config.processes)
 

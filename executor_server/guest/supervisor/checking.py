@@ -2,7 +2,7 @@
 
 The race: the checker has the same uid as agent code. A process left over from an earlier step can kill the checker,
 stop it, or take its processor time while a later source is checked. If every failed check counted as the fault of its
-source, such a process could have every source refused; if none did, a parser bomb would be tried for ever. So a check
+source, such a process could make us refuse every source; if none did, a parser bomb would be tried for ever. So a check
 that may have failed because of interference is repeated once, alone: a fresh checker runs while every other process of
 the sandbox is stopped. A second failure is the fault of the source, and only that is reported.
 """
@@ -69,7 +69,8 @@ class Checking:
 
     def on_time(self, run: Run, now: float) -> Optional[Refusal]:
         """Called when the time of the check or of the run is over."""
-        # With half of a processor and no verdict, the source is hard; with less, other processes may have interfered.
+        # If the checker had half of a processor and has no verdict, the source is hard; if it had less, other processes
+        # may have interfered.
         if self._alone or self._child_processes.check_cpu_s() >= (now - self._began) / 2:
             self._child_processes.renew_checker()
             return "exception", _syntax_error("the source takes too long to parse")

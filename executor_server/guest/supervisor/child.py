@@ -34,7 +34,7 @@ _REAP_TIME_S = 10.0
 _REAP_STEP_S = 0.002
 # The descriptor after standard error.
 _FIRST_FD = 3
-# Seconds for one child to end after it was killed, and between two looks.
+# Seconds for one child to end after it was killed, and between two checks.
 _END_TIME_S = 1.0
 _END_STEP_S = 0.0005
 
@@ -80,7 +80,7 @@ class Child:
         self.flush()
 
     def take_back(self, kind: type[LinkMessage]) -> bool:
-        """Withdraws the messages of a kind that wait; returns whether there was one."""
+        """Withdraws the waiting messages of a kind; returns true if there were any."""
         before = len(self._waiting)
         for waiting in [each for each in self._waiting if isinstance(each.message, kind)]:
             self._waiting.remove(waiting)
@@ -201,10 +201,11 @@ def _signal_everything(number: int) -> None:
 
 
 def kill_but(leaders: Set[int], on_exit: Callable[[int, int, Any], object], *, wait: bool = True) -> bool:
-    """Kills every other process of the sandbox but those in the kernel sessions of `leaders`, and waits for the ends.
+    """Kills all other processes of the sandbox but the kernel sessions of `leaders`, and waits until they have ended.
 
-    Without `wait`, waits only until they don't run; the kernel may still be freeing their resources. `on_exit` gets the
-    children reaped meanwhile. Returns False if a program could not be killed this way: then all sessions were killed.
+    Without `wait`, waits only until none of them runs; the kernel may still be freeing their resources. `on_exit` gets
+    the children reaped meanwhile. Returns False if a program could not be killed this way: then all sessions were
+    killed.
     """
     from ..processes import sessions
 

@@ -62,7 +62,7 @@ if TYPE_CHECKING:
         def on_checker_exit(self, status: int) -> None: ...
 
 
-# Sources after which the checker is replaced, with whatever a hostile one has left in its memory.
+# The checker is replaced after this number of sources, since a hostile one may have left something in its memory.
 _CHECKER_USES = 200
 # Messages that do not count as use of an interpreter. A warm one that replaces it gets the last of each kind, too;
 # FindModules only until it is answered.
@@ -124,7 +124,7 @@ class ChildProcesses:
 
     @property
     def closed(self) -> frozenset[int]:
-        """Processes that are not readable to others: the checker, and interpreters that have not booted."""
+        """Processes that others can't read: the checker, and interpreters that have not booted."""
         starting = (self._checker, self._warm.child, None if self._booted else self._interpreter)
         return frozenset(child.pid for child in starting if child is not None)
 
@@ -184,7 +184,7 @@ class ChildProcesses:
         return children | copies | self._background.leaders | self._before_branch
 
     def adopt(self, child: Child) -> None:
-        """Makes the process of a savepoint the interpreter; after `stop`."""
+        """Makes the process of a savepoint the interpreter. Call `stop` first."""
         self._used = self._booted = True
         self._set_interpreter(child)
 
@@ -196,7 +196,7 @@ class ChildProcesses:
         return self._trunk is not None
 
     def enter_branch(self, branch: Child) -> None:
-        """Puts a branch in the place of the interpreter, which waits unread."""
+        """Puts a branch in the place of the interpreter, which waits; its link is not read meanwhile."""
         from ..processes import sessions
 
         trunk, measured = self._interpreter, self._measured
@@ -260,7 +260,7 @@ class ChildProcesses:
         return self._interpreter is not None and self._interpreter.take_back(kind)
 
     def interrupt(self, *, with_children: bool = False) -> None:
-        """Interrupts the interpreter. `with_children`: it may wait for one in C code (os.system)."""
+        """Interrupts the interpreter. `with_children`: its group, too; C code may wait for a child (os.system)."""
         if self._interpreter is not None:
             pid = self._interpreter.pid
             try:

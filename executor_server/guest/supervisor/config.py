@@ -16,7 +16,7 @@ _CHECKER_MEMORY_BYTES = 1024 * 1024 * 1024
 
 
 class Config:
-    """The configuration that the guest gets at its start. Of the channel's token it has only the hash."""
+    """The configuration that the guest gets at its start. It has only a hash of the channel's token."""
 
     __slots__ = (
         "cpu_counter",

@@ -1,6 +1,6 @@
 """Copies of the interpreter, which wait until the session goes back to them (interpreter/savepoint.py).
 
-A copy is under the control of agent code: its messages are checked, and awaited until a deadline only.
+A copy is under the control of agent code: its messages are checked, and each wait for one has a deadline.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from .results import Results
 
 FORK_TIME_S = 2.0
-"""Seconds for a fork: from the request for a copy until the copy reports, and for a branch, which writes no files, to
-continue. A copy that has to wait for longer gives up by itself."""
+"""Seconds for a fork, from the request for a copy until the copy reports. A branch, which writes no files, has the same
+time to continue. A copy that has to wait longer gives up by itself."""
 
 # The part of the sandbox's memory above which the oldest savepoints are dropped.
 _MEMORY_PART = 0.7
@@ -45,10 +45,10 @@ class Copy:
         self.pid = 0
         self.sock = sock
         self.due = time.monotonic() + FORK_TIME_S  # it has to report by then
-        self.left_out: list[str] = []  # by its resumption
+        self.left_out: list[str] = []  # what its resumption could not restore
 
     def is_there(self, others: Set[int], *, waits: bool = True) -> bool:
-        """True once the process has reported its pid, and may be a copy; `waits` for the report until it is due."""
+        """True once the copy has reported a pid that can be a copy's. `waits`: for the report, until it is due."""
         if self.pid:
             return True
         try:
@@ -92,7 +92,7 @@ class Copy:
         return Child(self.pid, self.sock)
 
     def end(self, wait_s: float = 0.0) -> None:
-        """Kills it; one that has not reported its pid ends with its link.
+        """Kills the copy. A copy that has not reported its pid ends when its link is closed.
 
         Waits at most `wait_s` for the kernel to free its memory.
         """
@@ -185,7 +185,10 @@ class KeptCopies:
         return False
 
     def add(self, taken: Taken, most: int, spared: frozenset[int]) -> None:
-        """Keeps one, and drops the oldest of its kind beyond `most`; then any, while memory is short (MemoryWatch)."""
+        """Keeps a copy, and drops the oldest of its kind beyond `most`.
+
+        Then drops the oldest of any kind while memory is short; `spared` is for MemoryWatch.
+        """
         self.taken.append(taken)
         of_kind = [each for each in self.taken if each.entry.branch is taken.entry.branch]
         for each in of_kind[: max(0, len(of_kind) - most)]:
@@ -209,7 +212,7 @@ class KeptCopies:
         taken.end(wait_s)
 
     def forget(self, taken: Taken) -> None:
-        """Drops a savepoint whose process is used otherwise."""
+        """Drops a savepoint, but leaves its process to the caller."""
         self.taken.remove(taken)
         self.dropped += 1
         taken.end_successor()

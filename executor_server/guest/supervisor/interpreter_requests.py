@@ -64,14 +64,14 @@ _MAX_NAMES_BYTES = VARIABLES_NAMED_MAX * (12 * MAX_NAME_CHARS + 3) + 2
 
 
 class _Request:
-    """A request in progress. `tools` are being made. `again`: for a new interpreter, and no caller waits."""
+    """A request in progress. `tools`: it makes these. `again`: for a new interpreter, and no caller waits."""
 
     def __init__(self, kind: type[Message], op: int, tools: Optional[ToolSet] = None, *, again: bool = False) -> None:
         self.kind, self.op = kind, op
         self.tools, self.again = tools, again
         self.time_s = REQUEST_TIME_S
         self.deadline = time.monotonic() + self.time_s
-        self.on_answer: Optional[OnAnswer] = None  # gets the answer, if the supervisor itself asked
+        self.on_answer: Optional[OnAnswer] = None  # gets the answer to a request of the supervisor
         self.gathered: list[tuple[str, Union[bytes, int], int]] = []
         self.digest = ""  # digest of the state to restore
 
@@ -333,7 +333,7 @@ class Requests:
             try:
                 request.on_answer(answer, body)
             except FrameError:
-                self._current = request  # the interpreter is killed over it, and that is the answer
+                self._current = request  # the interpreter is killed for it, and `refuse_current` answers then
                 raise
             return
         if ok and request.kind in _OF_STATES:

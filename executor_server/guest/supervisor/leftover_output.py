@@ -47,7 +47,7 @@ class LeftoverOutput:
         self._interval_ends = 0.0
         self._interval_bytes = 0
         self._waits = False
-        self._closed = 0  # pipes, since this was last shown
+        self._closed = 0  # pipes closed since the last call of `show`
 
     @property
     def due(self) -> float:

@@ -1,11 +1,11 @@
 """Adds up the memory of a sandbox's processes if no control group counts it.
 
-The status of a process gives its own memory. Memory in files belongs to no process, and is counted in its place: in the
-sandbox's file systems; in files without a name (memory files, deleted ones), found by their open descriptors; in System
-V objects; and in shared mappings, whose pages remain when no process has them in its tables. A pipe or socket counts as
-the most kernel memory that its kind can use.
+The status of a process gives its own memory. Memory in files belongs to no process, so it is counted where it is: in
+the sandbox's file systems; in files without a name (memory files, deleted ones), found by their open descriptors; in
+System V objects; and in shared mappings, whose pages remain when no process has them in its tables. A pipe or socket
+counts as the most kernel memory that its kind can use.
 
-Agent code chooses the number of processes, descriptors and mappings, so they are looked at in parts: a look takes a
+Agent code chooses the number of processes, descriptors and mappings, so they are read in parts: each call takes a
 bounded time, and the supervisor keeps its deadlines.
 
 Not counted: files whose descriptor is in flight between two sockets. Resource limits bound each such file, and the
@@ -32,7 +32,7 @@ _IN_MEMORY = ("/workspace", "/tmp", "/var/tmp", "/dev/shm")
 # bytes of memory; bytes and number of messages; semaphores.
 _SYSTEM_V = (("shm", 14, 1), ("msg", 3, 1), ("msg", 4, 100), ("sem", 3, 64))
 _BLOCK_BYTES = 512  # the unit of st_blocks in every file system
-# A process with more bytes of mappings that are not its own has its maps read, which takes time.
+# If a process has more bytes of mappings that are not its own, its maps are read, which takes time.
 _UNEXPLAINED_BYTES = 64 * 1024 * 1024
 _ANONYMOUS = b"/dev/zero (deleted)"
 _PIPE_BYTES = 64 * 1024
@@ -58,18 +58,18 @@ class MemoryWatch:
         """Processes seen so far that hide their descriptors."""
         self.held_bytes = 0
         """Bytes in files and sockets, outside of the memory of processes, as of the last call."""
-        self._nameless_bytes = 0  # in files without a name and pipes, by the last complete look
+        self._nameless_bytes = 0  # in files without a name and pipes, as of the last complete scan
         self._holding: Optional[Iterator[None]] = None
         self._own_bytes = 0  # the processes' own, with shared pages divided
         self._dividing: Optional[Iterator[None]] = None
 
     @property
     def busy(self) -> bool:
-        """True while a look is incomplete."""
+        """True while a measurement is incomplete."""
         return self._holding is not None or self._dividing is not None
 
     def exceeds(self, limit_bytes: int, spared: frozenset[int] = frozenset()) -> bool:
-        """Returns whether the sandbox uses more; False while the measurement is incomplete.
+        """Returns true if the sandbox uses more than the limit; false while the measurement is incomplete.
 
         Forks share memory: the interpreter with its savepoints and with processes that a program forks, and all of them
         with the template process of the sandbox. First they are added up as if nothing were shared, which is fast and
@@ -141,7 +141,7 @@ def _statuses() -> Iterator[tuple[int, bytes]]:
 
 
 def _share_kilobytes(pid: int, status: bytes) -> int:
-    """Returns the process's part of the pages that forks share; or all, where the kernel does not say."""
+    """Returns the process's part of the pages that forks share; all of them if the kernel does not report parts."""
     try:
         with open(f"/proc/{pid}/smaps_rollup", "rb", buffering=0) as file:
             rollup = file.read()

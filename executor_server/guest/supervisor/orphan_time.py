@@ -2,14 +2,14 @@
 
 The race: a sandbox can be frozen as a whole (a suspended laptop, a paused container or cloud machine) while its clock
 goes on. After the thaw the daemon's last message seems to be hours old, although the daemon could not reach the
-sandbox. So a turn of the loop that took far longer than possible counts as a thaw, and the daemon gets the whole time
-again.
+sandbox. So a turn of the loop that ended far later than it should have counts as a thaw, and the daemon gets the whole
+time again.
 
 The attack: a program that uses all processors can delay the supervisor, which looks like a freeze, and so keep alive a
 sandbox that no daemon knows. So the time starts again only once until the next message from the daemon.
 
-The other race: this process can be late by less than that while the daemon's message waits in its socket. So it reads
-the socket before it ends.
+The other race: this process can be late by less than FROZEN_TIME_S while a message from the daemon waits in the socket.
+So it reads the socket before it ends the sandbox.
 """
 
 from __future__ import annotations

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from ..wire.messages import Execute
 
 
-# Output of libraries, and of our interpreter, that end the process for lack of memory (OpenBLAS interrupts it).
+# What libraries and our interpreter print when they end the process for lack of memory (OpenBLAS interrupts it).
 OUT_OF_MEMORY = b"the interpreter has no memory left\n"
 _NO_MEMORY = (
     OUT_OF_MEMORY,

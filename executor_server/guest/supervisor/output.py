@@ -1,8 +1,8 @@
 """A run's output: read from its pipes, cut to its limit, decoded, and sent to the daemon in joined frames.
 
-The first piece is sent at once; pieces that follow within `_COALESCE_S` are read and sent together. The first half of
-the limit is sent as it comes. A ring keeps the last half of the rest, which is sent at the end, after the number of
-bytes left out between.
+The first piece is sent at once; pieces that follow within `_COALESCE_S` are read and sent together. Output up to half
+of the limit is sent as it comes. Of the rest, a ring keeps the newest bytes, up to the other half of the limit. They
+are sent at the end, after the number of omitted bytes.
 """
 
 from __future__ import annotations

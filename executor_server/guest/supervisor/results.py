@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 
-# Notices between two results. An idle session may be refused connections for hours.
+# The most notices between two results: an idle session may be refused connections for hours.
 _MAX_NOTICES = 64
 
 
@@ -36,7 +36,7 @@ class Results:
             self._notices.append(notice)
 
     def notify_reset(self, why: str) -> None:
-        """Has the next result say that variables were reset, and why."""
+        """Makes the next result say that variables were reset, and why."""
         self.notify(f"the interpreter was replaced, and variables were reset: {why}\n")
 
     def note_replaced(self) -> None:

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 # Seconds from the interrupt to the kill: time for `finally` blocks and a traceback.
 GRACE_S = 1.5
-# Within them, a program that still waits is interrupted again: first after half of them, then at this interval.
+# During GRACE_S, a program that still waits is interrupted again: first after half of it, then at this interval.
 INTERRUPT_AGAIN_S = 0.1
 
 # The spent part of a budget at which a warning is due.
@@ -113,13 +113,13 @@ class Run:
         self.budget = 0  # operations that this run may spend
         self.warnings: dict[str, Warning] = {}  # not sent yet, by limit
         self.imports: list[str] = []  # modules that its source imports
-        self.cpu: Optional[CpuMeter] = None  # from when its code starts
+        self.cpu: Optional[CpuMeter] = None  # set when its code starts
         self.cpu_time_s = 0.0
         self.peak_memory_bytes = 0
         self.oom_suspect = False
         self.savepoint: Optional[int] = None  # number of the savepoint before it
         self.savepoint_refused = ""  # why there is none although one was requested
-        self.artifacts: Optional[Artifacts] = None  # from when its code starts; None for the prelude
+        self.artifacts: Optional[Artifacts] = None  # set while its source is checked; None for the prelude and branches
         self._held = False  # its output is not read for now, or a connection waits for an approval
         self._paused_at: Optional[float] = None  # start of the unsettled part of a pause
         self._paused_cpu_s = 0.0  # CPU seconds spent by then
@@ -168,7 +168,7 @@ class Run:
     def open_call(self, call: Call) -> str:
         """Records a call. Returns an id made here: the program chose the other id, which may not be unique.
 
-        Call `set_clock` next, here and when a call is closed, once the message that another process waits for is sent.
+        After opening or closing a call, first send the message that another process waits for, then call `set_clock`.
         """
         self.calls_made += 1
         call_id = f"c{self.calls_made}"
@@ -297,5 +297,5 @@ class Budget:
         self._spent -= run.budget - run.operations
 
     def settle_dead(self, run: Run, cpu_time_s: float) -> None:
-        """Charges a run whose interpreter died, and the count with it: all that fits into its CPU time."""
+        """Charges a run whose interpreter died. Its count is lost, so it pays for all that fits into its CPU time."""
         self._spent -= run.budget - min(run.budget, int((cpu_time_s + _CPU_ERROR_S) * _MAX_OPERATIONS_PER_S))

@@ -147,7 +147,7 @@ class Runner:
         self._prepare(self.run)
 
     def _prepare(self, run: Run) -> None:
-        """Does what does not depend on the verdict, while the checker works: looks at the workspace and the clocks.
+        """Prepares everything that does not depend on the verdict, while the checker works: pipes, artifacts, meters.
 
         Each run has new pipes: a process left over from an earlier run still has that run's pipes, and its output must
         not be taken for output of this run (leftover_output.py).
@@ -241,7 +241,7 @@ class Runner:
         self._send_warning(run, near.limit)
 
     def on_stopped(self, stopped: ProgramStopped) -> None:
-        """Counts nothing more of the program, and kills it soon if it has swallowed its stop."""
+        """Fixes the outcome of a program that the interpreter stops; `on_time` kills it if it swallows the stop."""
         run = self.run
         if run is not None and run.phase == Phase.RUNNING and run.ended_by is None:
             run.ended_by = stopped.outcome
@@ -312,7 +312,7 @@ class Runner:
         elif run.kill_at is not None:
             if now >= run.interrupt_at:
                 run.interrupt_after_s += INTERRUPT_AGAIN_S
-                # Children would end with the interpreter otherwise.
+                # Shortly before the kill, children are interrupted, too: the kill would end them with the interpreter.
                 self._child_processes.interrupt(with_children=run.kill_at - now < 4 * INTERRUPT_AGAIN_S)
             return now >= run.kill_at
         elif now >= run.wall_deadline:
@@ -321,7 +321,7 @@ class Runner:
             began_s = time.process_time()
             exceeds = self._watch_usage(run)
             # Measuring many processes that share memory takes long, so it may use half of the time at most. That is
-            # counted in CPU time: on a loaded machine, the next look must not be late because this one was.
+            # counted in CPU time: on a loaded machine, a late measurement must not make the next one late.
             rest_s = time.process_time() - began_s
             interval_s = 0.0 if self._memory.busy else _WATCH_INTERVAL_S
             self._next_watch = max(now + interval_s, time.monotonic() + rest_s)
@@ -339,7 +339,7 @@ class Runner:
         return False
 
     def _lacks_memory(self) -> bool:
-        """True if the sandbox uses more than its limit, and has no savepoint to drop before the next look."""
+        """True if the sandbox uses more than its limit, and has no savepoint to drop before the next measurement."""
         limit = self._config.memory_bytes
         exceeds = self._memory.exceeds(limit, self._child_processes.closed)
         if self.run is not None:
@@ -360,7 +360,7 @@ class Runner:
             self.run.logs.say_notice(_CLOSED)
 
     def interrupt(self, run: Run, outcome: str) -> None:
-        """Interrupts the program; `on_time` asks for its kill if it has not ended after GRACE_S."""
+        """Interrupts the program. If it has not ended after GRACE_S, `on_time` returns true, and it is killed."""
         run.ended_by = outcome
         if self._child_processes.take_back(RunProgram):  # the interpreter is unchanged
             run.logs.say_notice(_NOT_HANDED_OVER)

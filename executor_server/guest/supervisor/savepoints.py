@@ -4,16 +4,16 @@ Theory of operation. To go back, the process of the savepoint forks a successor 
 the successor is the savepoint from then on. So the savepoint stays as it was, and a session can go back to it any
 number of times. The latest savepoint (taken or gone back to) gets its successor in advance, a moment later, while the
 client's next program runs or the client thinks. All others get it when the session goes back. If no process is
-available for a successor, the savepoint is dropped. The older of the two processes continues because the kernel keeps,
-for each mapping, the list of processes that it comes from, while their forks live, and each fork copies that list. It
-would grow by one entry each time.
+available for a successor, the savepoint is dropped. The older of the two processes continues, because of a list that
+the kernel keeps for each mapping: the processes that the mapping comes from, while their forks live. Each fork copies
+that list. If the successor continued, the list would grow by one entry each time.
 
 A savepoint costs the memory that has changed since it was taken. It counts against the sandbox's limit, so the oldest
 are dropped when there are more than the policy allows, or when memory is short.
 
 Trust. A copy reports its own pid, so agent code chooses it. It is accepted only for an unused process of this sandbox:
-a child of process 1 that leads its kernel session. A program can offer any of its own processes there; then it goes
-back to that process, and has gained nothing.
+a child of process 1 that leads its kernel session. A program can report the pid of any of its own processes. Then the
+session goes back to that process, and the program has gained nothing.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class Savepoints:
         self._take(request.kept, request.file_bytes, on_kept)
 
     def take_before(self, request: Execute) -> None:
-        """Takes the one for an execution; the session goes back to it if the interpreter dies."""
+        """Takes a savepoint before an execution; the session goes back to it if the interpreter dies."""
 
         def on_kept(number: Optional[int], why_not: str) -> None:
             self.before_run = number
@@ -105,7 +105,7 @@ class Savepoints:
         self._keep(kept, file_bytes, on_kept, is_branch=False)
 
     def keep_branch(self, kept: int, file_bytes: int, on_kept: OnTaken, time_s: float) -> None:
-        """Makes the branch in the place of the interpreter take one of itself; at most `kept` branches stay."""
+        """Makes the branch that is in the interpreter's place take a savepoint; at most `kept` branches stay."""
         self._keep(kept, file_bytes, on_kept, is_branch=True, time_s=time_s)
 
     def _keep(
@@ -232,7 +232,7 @@ class Savepoints:
             self._make_successor(self._last, waits=False)
 
     def _make_successor(self, taken: Taken, *, waits: bool = True) -> None:
-        """Tries again later if the savepoint has not reported yet, unless this `waits` for it."""
+        """Makes a savepoint fork its successor. If it has not reported yet, `waits` for it, or tries again later."""
         if taken.successor is not None:
             return
         if self._is_there(taken, waits=waits):

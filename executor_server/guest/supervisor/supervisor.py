@@ -15,8 +15,8 @@ signal this process, which is undumpable and, as pid 1, ignores signals that it 
 Therefore this process never runs or parses agent code, and never unpickles or unmarshals anything. It never holds the
 daemon's token, a host path, or data of another session, because each child is forked from it and inherits its memory.
 
-Ending. An interpreter that dies is replaced (replacement.py). wire/exit_codes.py has the reasons for which the loop
-ends. Then everything in the sandbox is killed, and with the exit of pid 1 the kernel ends the namespace.
+Ending. An interpreter that dies is replaced (replacement.py). wire/exit_codes.py lists the reasons why the loop ends.
+Then everything in the sandbox is killed, and with the exit of pid 1 the kernel ends the namespace.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ if TYPE_CHECKING:
 
 # Seconds of the loop's longest wait.
 _POLL_TIME_S = 60.0
-# Seconds without a message from the daemon after which the children are started, before and after it connects, while no
-# session needs them: so the fork delays no answer.
+# Seconds without a message from the daemon after which the children are started, if no session needs them yet: before
+# the daemon has connected, and after. So the fork delays no answer.
 _CONNECT_TIME_S = 0.05
 _START_TIME_S = 0.002
 
@@ -145,7 +145,7 @@ class Supervisor:
             return _START_TIME_S if self._channel.connected else _CONNECT_TIME_S
         if self._transfers.busy or not self._child_processes.started:
             return 0.0
-        # In quarters of the orphan time: a freeze is noticed by a turn that takes too long.
+        # At most a quarter of the orphan time: a freeze shows as a turn that takes too long.
         return max(0.0, min(_POLL_TIME_S, self._orphan_time.limit_s / 4, left_s))
 
     @property

@@ -76,8 +76,8 @@ class SandboxCpu:
     The sandbox's own control group counts it exactly: `group` is an open file of its counter. Without one, it is the
     sum of three parts: living processes; dead ones, whose time the kernel adds to the parent that waited for them; and
     lost time. The attack is a parent that ignores SIGCHLD: no process waits for its children, and the kernel forgets
-    their time. They are charged with the time at the last look; a child that starts and ends between two looks is not
-    counted.
+    their time. They are charged with the time that the last `look` saw; a child that starts and ends between two calls
+    is not counted.
     """
 
     def __init__(self, group: Optional[int], aside: Aside) -> None:
@@ -114,11 +114,11 @@ class SandboxCpu:
         return used_s - time.process_time()
 
     def look(self) -> tuple[Seen, dict[tuple[int, int], float], float]:
-        """Returns every process; those that ended since the last look, with their CPU seconds; and the seconds lost.
+        """Returns every process; those that ended since the last call, with their CPU seconds; and the seconds lost.
 
         The time of a process that is waited for is added to its parent. So if processes have ended, and the sums of
-        their parents have grown by less, the difference is missing. It is lost if it is still missing at the next look:
-        the race is a child that is waited for after its parent was read.
+        their parents have grown by less, the difference is missing. The race: a child may be waited for after its
+        parent was read. So missing time counts as lost only if it is still missing at the next call.
         """
         seen, reaped_s = _processes(), _reaped_cpu_s()
         ended = {key: spent_s for key, (spent_s, _, _) in self._seen.items() if key not in seen}
@@ -140,8 +140,8 @@ class CpuMeter:
     """CPU time that a run spends, in all processes of the sandbox but the supervisor.
 
     Exact if a control group counts it. Otherwise it is exact for the interpreter, and in clock ticks for other
-    processes. Only `look` reads those, because that costs as much as a short run. A process that is older than the run
-    is charged with the time that it spends after the first look.
+    processes. Only `look` reads those, because that costs as much as a short run. For a process that is older than the
+    run, the run is charged with the time after the first call of `look`.
 
     Making a meter takes time, so it is made while the source is checked. Call `begin` when the code starts.
     """
@@ -157,7 +157,7 @@ class CpuMeter:
         self._waited_before_s = interpreter.waited_cpu_s()
         self._started_ticks = int(time.clock_gettime(time.CLOCK_BOOTTIME) * proc.TICKS_PER_S)
         self._before_s: dict[tuple[int, int], float] = {}
-        self._ended_s = 0.0  # CPU seconds in this run of the processes that had ended by the last look
+        self._ended_s = 0.0  # CPU seconds in this run of the processes that the last `look` found ended
         self._lost_s = 0.0
 
     def begin(self) -> None:
@@ -186,15 +186,14 @@ class CpuMeter:
         return self.spent_s()
 
     def spent_s(self) -> float:
-        """Returns the CPU seconds spent; without a control group, those of other processes are from the last look.
+        """Returns the CPU seconds spent; without a control group, those of other processes are as of the last `look`.
 
-        A process that was waited for since then counts twice: as of the last look, and in its parent. `settled_s` is
-        free of that.
+        A process that was waited for since then counts twice: by itself, and in its parent. `settled_s` corrects that.
         """
         if self._sandbox.is_exact:
             aside_s = self._sandbox.aside.cpu_s() - self._aside_before_s
             return max(0.0, self._sandbox.group_s() - self._group_before_s - aside_s)
-        # The supervisor's sum includes the ended ones; the others exclude the living ones.
+        # The reaped seconds include ended background processes, which are subtracted; `_others_s` has no living ones.
         aside_s = self._sandbox.aside.ended_cpu_s - self._aside_before_s
         own_s = process_cpu_s(self._interpreter.pid) - self._own_before_s
         waited_s = self._interpreter.waited_cpu_s() - self._waited_before_s + _reaped_cpu_s() - self._reaped_before_s
@@ -203,8 +202,8 @@ class CpuMeter:
     def settled_s(self) -> float:
         """Returns the CPU seconds of a run that is over.
 
-        If an earlier look has seen other processes, looks again: the time of ended ones was added to a parent, or, as a
-        second look finds out, is lost.
+        If `look` has seen other processes, it is called twice more: the time of those that ended was added to a parent
+        or is lost, and only the second call finds out the latter.
         """
         if not self._sandbox.is_exact and self._others_s:
             self.look()
@@ -212,7 +211,7 @@ class CpuMeter:
         return self.spent_s()
 
     def _is_ours(self, key: tuple[int, int]) -> bool:
-        """True if the run is charged for the process: a younger one wholly, an older one since the first look."""
+        """True if the run is charged for the process: a younger one wholly, an older one since the first `look`."""
         return key[1] >= self._started_ticks or key in self._before_s
 
 
@@ -234,7 +233,7 @@ class BackgroundCpu:
             self._before_s = self._sandbox.total_s()
 
     def spent_s(self, *, busy: bool) -> float:
-        """Returns the CPU seconds; during a run (`busy`) the last value: a look would take lost time from the run."""
+        """Returns the CPU seconds; during a run (`busy`) the last value: `look` would take lost time from the run."""
         if self._before_s is not None and not busy:
             spent_s = self._sandbox.total_s() - self._before_s - self._charged_cpu_s()
             self._reported_s = max(self._reported_s, spent_s)

@@ -99,7 +99,7 @@ class WarmInterpreter:
     def _read_rest(self, child: Child) -> None:
         """Reads the last messages of an ended warm interpreter, which may name the module that ended it.
 
-        It is often reaped before they are read. Its message that it is done is ignored.
+        The process is often reaped before they are read. A message that all imports are done is ignored.
         """
         for _ in range(2 * len(self._modules)):
             try:

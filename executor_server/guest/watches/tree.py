@@ -45,10 +45,10 @@ class Tree:
         self.gone = False
         self.busy = False
         self._new: dict[str, None] = {}  # directories to watch, in order
-        self._lost = False  # True if events were
+        self._lost = False  # the kernel has dropped events
         self._steps: Iterator[None] = iter(())
         try:
-            # An absolute path may have links; changes are reported below what it leads to.
+            # An absolute path may contain links; changes are reported below the directory that it leads to.
             self._root, self._prefix = root, ""
             if path.startswith("/"):
                 with resolve(root, path) as place:
@@ -141,7 +141,7 @@ class Tree:
             pass  # gone, or no longer a directory, as its own events report
 
     def _look_again(self) -> Iterator[None]:
-        """Finds the directories again after lost events. Clients list the files: no event names the new ones."""
+        """Finds the directories again after lost events. No event names the new files, so clients have to list them."""
         known, self._paths = self._paths, {}
         try:
             yield from self._look(self._path, new=False)

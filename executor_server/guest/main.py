@@ -23,7 +23,7 @@ _GIT_IDENTITY = "[user]\n\tname = sandbox\n\temail = sandbox@localhost\n"
 
 
 def boot() -> None:
-    """Reports on READY_FD that the guest's modules are loaded, unless that is -1, then runs the supervisor."""
+    """Reports on READY_FD, unless it is -1, that the guest's modules are loaded; then runs the supervisor."""
     ready_fd = int(sys.argv.pop())
     if ready_fd >= 0:
         os.write(ready_fd, b"1")

@@ -11,7 +11,7 @@ READ_BYTES = 65536
 
 
 class Pipe:
-    """The supervisor's end of a pipe that is a process's stdout or stderr; `write_fd` is for the process."""
+    """The supervisor's end of a process's stdout or stderr pipe; `write_fd` is for the process."""
 
     def __init__(self, stream: str) -> None:
         self.stream = stream

@@ -208,7 +208,7 @@ class ChildProcesses:
         self._watch_interpreter()
 
     def leave_branch(self) -> bool:
-        """Kills the branch and all that it started, and puts the interpreter back. False if that has ended."""
+        """Kills the branch and what it started, and puts the interpreter back. False if the interpreter has ended."""
         assert self._trunk is not None and self._measured is not None
         if self._interpreter is not None:
             self._forget(self._interpreter)
@@ -248,7 +248,7 @@ class ChildProcesses:
         return min((child.retry_at for child in (self._interpreter, self._checker) if child), default=float("inf"))
 
     def retry(self, now: float) -> None:
-        """Sends again what the host had no room for."""
+        """Sends the messages again that the host had no room for."""
         for child in (self._interpreter, self._checker):
             if child is not None and now >= child.retry_at:
                 self._unless_stuck(child, Child.flush)

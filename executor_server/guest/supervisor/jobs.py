@@ -42,7 +42,7 @@ class Job:
 
     @property
     def needs_interpreter(self) -> bool:
-        """False for what the supervisor does by itself: RESTRICT, CONFIGURE without a prelude, rollbacks, lists."""
+        """False for requests that the supervisor handles: RESTRICT, CONFIGURE without a prelude, rollbacks, lists."""
         if isinstance(self.request, Configure):
             return self.request.settings + self.request.env < len(self.body)
         return not isinstance(self.request, (Restrict, RollBack, ListSavepoints))

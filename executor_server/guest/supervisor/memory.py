@@ -73,9 +73,9 @@ class MemoryWatch:
 
         Forks share memory: the interpreter with its savepoints and with processes that a program forks, and all of them
         with the template process of the sandbox. First they are added up as if nothing were shared, which is fast and
-        mostly suffices. Only above the limit, each is charged with its part of shared pages. Shared memory is counted
-        once, as far as that is cheap: as the larger of the most that one process shares and all memory in files, since
-        either may contain the other.
+        mostly suffices. Only above the limit, each is charged with its part of shared pages. Shared memory and memory
+        in files may contain each other. So, to count shared memory only once at little cost, the larger of two numbers
+        counts: the most that one process shares, and all memory in files.
         """
         until = time.monotonic() + _TURN_TIME_S
         statuses = {pid: status for pid, status in _statuses() if pid not in spared}

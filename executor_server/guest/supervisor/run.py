@@ -2,7 +2,7 @@
 
 A run is an execution of the daemon's, or the session's prelude, whose request has no id and which sends no events.
 Everything that decides an outcome is measured here, outside the interpreter. The interpreter's own report is trusted
-only where a false one does no harm: that the program finished, and with which error.
+only where a false one does no harm: it says that the program has finished, and with which error.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     Mapping = tuple[int, int, str]
 
 _TASKS = "/proc/self/task"
-_EXPENDABLE = ("jemalloc_bg_thd", "polars-ooc-clea")  # names, of which the kernel keeps 15 characters
+_EXPENDABLE = ("jemalloc_bg_thd", "polars-ooc-clea")  # names; the kernel keeps 15 characters of each
 _GNU_OPENMP, _ARROW = "libgomp", "libarrow"
 _REVIVED = (_ARROW, "numexpr")
 _C_LIBRARY = ("libc.", "libc-", "libpthread", "ld-musl")

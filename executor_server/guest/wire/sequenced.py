@@ -26,8 +26,8 @@ never sent: both raise FrameError before anything is changed. Otherwise a guest 
 a request would seem delivered. A guest that acknowledges nothing costs the daemon KEPT_BYTES. A guest that lies about
 the frames it has taken loses only its own frames.
 
-A later daemon replaces one that was killed. Of the guest's frames it knows those in its journal, and of its
-predecessor's frames none: the guest reports where the numbers continue (`adopt`).
+A later daemon replaces one that was killed. It knows the guest's frames that are in its journal, and none of its
+predecessor's own frames: the guest reports where the numbers continue (`adopt`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One-time tokens, by which a daemon authenticates itself to a guest.
+"""One-time tokens that authenticate a daemon to a guest.
 
 The daemon has a secret. The guest has a hash of it, applied once for each possible connection. For each connection the
 daemon shows the hash applied once less than before; the guest hashes that, compares, and keeps it for the next

@@ -63,7 +63,7 @@ async def _await_next(
 async def abandon(session: SessionBase[AsyncTransport], execution: Execution, *, wait: bool) -> None:
     """Cancels an execution that its caller no longer waits for; with `wait`, gives it a moment to end.
 
-    Drops its own failures: the caller gets the error that led here.
+    Suppresses its own errors: the caller gets the error that led here.
     """
     with contextlib.suppress(ExecutorClientError, grpc.RpcError):
         await session._transport.once(execution.cancellation(), CANCEL_GRACE_S)

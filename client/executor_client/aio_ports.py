@@ -74,7 +74,7 @@ class AsyncPortForward(ShortRepr):
             if self._on_error is not None:
                 self._on_error(error)
         except asyncio.CancelledError:
-            pass  # closed from here; the task is this connection's own
+            pass  # `close` cancelled this task, which only serves this connection
         finally:
             self._connections.discard(task)
 
@@ -120,7 +120,7 @@ class AsyncSessionPorts(ShortRepr):
         OSError if this machine can't listen there.
         """
         forward = AsyncPortForward(self._session, _checked(port), on_error)
-        await forward._listen(host, local_port)  # a part of making it
+        await forward._listen(host, local_port)  # a constructor can't await
         return forward
 
     async def connect(self, port: int) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
@@ -145,7 +145,7 @@ class AsyncSessionPorts(ShortRepr):
     def _note_end(self, task: asyncio.Task[None]) -> None:
         self._passing.discard(task)
         if not task.cancelled():
-            task.exception()  # the reader of the connection sees its end
+            task.exception()  # marked as seen: the reader of the connection notices its end
 
 
 def _connected_pair() -> tuple[socket.socket, socket.socket]:
@@ -213,7 +213,7 @@ async def _opened(session: SessionBase[AsyncTransport], port: int) -> _Call:
             await call.write(pb.ForwardPortRequest(open=pb.OpenPort(session_id=session.session_id, port=port)))
             await anext(messages)
         except (StopAsyncIteration, asyncio.InvalidStateError) as error:
-            # It has ended already. Reading raises its error, if there is one.
+            # The call has ended already. Reading raises its error, if there is one.
             call.cancel()
             async for _ in messages:
                 pass

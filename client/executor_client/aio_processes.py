@@ -124,8 +124,8 @@ class AsyncSessionProcesses(ShortRepr):
     ) -> AsyncGenerator[ProcessEvent | ProcessResult, None]:
         """Runs a command as `run` does, and yields its output as it arrives, then its result.
 
-        The command starts with the first step, which raises the errors of `run`. A slow reader makes it wait once the
-        buffers are full. It is killed if the generator is left early: by a break, an exception, a cancelled task.
+        The command starts with the first iteration, which raises the errors of `run`. A slow reader makes it wait once
+        the buffers are full. It is killed if the generator is left early: by a break, an exception, a cancelled task.
         Python closes an abandoned generator when it collects it; `contextlib.aclosing` closes it at once.
         """
         request = core.start_request(
@@ -192,7 +192,7 @@ class AsyncSessionProcesses(ShortRepr):
                 pass
         else:
             with waits:
-                await process._begin()  # a part of making it
+                await process._begin()  # not in the constructor: it does I/O
         # Not followed until the caller iterates: a followed process waits for its reader.
         process.close()
         return process
@@ -252,8 +252,8 @@ async def _give(process: AsyncProcess, given: bytes) -> None:
 class _Running:
     """A command during the body of an `async with`: started, given its input, and killed if the body fails.
 
-    It is a class since `stream` uses it: at the end of its loop, asyncio closes all generators at the same time, also
-    those that an `asynccontextmanager` would have.
+    It is a class, not an `asynccontextmanager`, since `stream` uses it: at the end of its loop, asyncio closes all
+    generators at the same time, including the generator that an `asynccontextmanager` would have.
     """
 
     def __init__(self, process: AsyncProcess, waits: Waits, given: bytes | None) -> None:

@@ -43,8 +43,8 @@ class Approval(ShortRepr):
     what: str
     """A host with its port, a requirement, the name of a tool, or a pattern of imports."""
     detail: str
-    """The arguments of a tool, shortened: `"a.txt", mode="w"`. A `...` or `<kind>` outside of quotes stands for what is
-    left out. Empty for other kinds."""
+    """The arguments of a tool, shortened: `"a.txt", mode="w"`. A `...` or `<kind>` outside of quotes marks an omission.
+    Empty for other kinds."""
     rule: str
     """The deciding key of the policy, such as "profiles.data.network.ask"."""
     tenant: str
@@ -80,7 +80,7 @@ class Approval(ShortRepr):
     def policy_change(self) -> str:
         """The change of the policy that would allow it without an approval, as text for a person."""
         table, _, _ = self.rule.rpartition(".")
-        # A session has a host of `allowed` only if its client requests it.
+        # A session may reach a host in `allowed` only if its client requests that.
         key = "default" if self.kind is ApprovalKind.HOST else "allowed"
         default = ' (default: ["*"])' if self.kind in (ApprovalKind.TOOL, ApprovalKind.IMPORT) else ""
         return f"to allow it always, add {json.dumps(self.what)} to {table}.{key}{default}"

@@ -110,7 +110,7 @@ class NotFoundError(ExecutorClientError):
 
 
 class FileError(ExecutorClientError, OSError):
-    """A path can't be used. A subclass tells the common reasons, and is also Python's exception for them."""
+    """A path can't be used. Common reasons have a subclass, which is also Python's exception for that reason."""
 
 
 class FileNotFound(FileError, NotFoundError, FileNotFoundError):

@@ -15,7 +15,8 @@ class FileInfo(ShortRepr):
     """A file, a directory or a link of a sandbox.
 
     `path` is as it was requested (absolute, or relative to the workspace) or, in a list, below that. `mode` has the
-    rights, as for chmod. A link has its text as `target`. The owner's `user_id` and `group_id` are those inside.
+    permission bits, as for chmod. `target` is the text of a link. `user_id` and `group_id` are the owner's ids inside
+    the sandbox.
     """
 
     path: str

@@ -281,7 +281,7 @@ class RecordingInfo(ShortRepr):
     """A recording that the daemon made of a session.
 
     `mode` is "events" or "full" (docs/recording.md). `end_time` and `expire_time`, after which it is removed, are None
-    while the session goes on. `ended` is the reason why it ended before the session; empty if it did not.
+    while the session goes on. If the recording ended before the session, `ended` is the reason; otherwise it is empty.
     """
 
     session_id: str
@@ -402,7 +402,7 @@ class PackagesPolicy(ShortRepr):
 
     `allowed` are names with allowed versions and extras; "*" means every other package of the daemon's index. `locked`
     are the packages of a lock, as "name==version": a session that requests one gets all of them. With `auto`, the
-    daemon adds packages for authorized modules that are missing. Those of `ask` need an approval.
+    daemon adds packages for authorized modules that are missing. Packages in `ask` need an approval.
     """
 
     allowed: tuple[str, ...] = ()

@@ -95,7 +95,10 @@ class AsyncChannel(ChannelBase):
 
 
 class AsyncCalling:
-    """A class since generators use it: at the end of a loop, asyncio closes all generators in any order."""
+    """A class, not an `asynccontextmanager`, since async generators use it.
+
+    At the end of a loop, asyncio closes all generators in any order, so this one could be closed before its users.
+    """
 
     def __init__(self, channel: AsyncChannel) -> None:
         self._channel = channel

@@ -34,7 +34,7 @@ async def blocking_items(items: Iterator[T]) -> AsyncIterator[T]:
     """Yields the items of a blocking iterator, each fetched in a thread."""
     missing = object()
     while (item := await asyncio.to_thread(next, items, missing)) is not missing:
-        yield item  # type: ignore[misc]  # a sentinel of another type has no way to say so
+        yield item  # type: ignore[misc]  # mypy can't know that the sentinel does not get here
 
 
 async def notify(hook: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
@@ -45,7 +45,8 @@ async def notify(hook: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -
 
 
 def off_loop(hook: Callable[[T], object]) -> Callable[[T], object]:
-    """Returns the hook for use in another thread; a coroutine function runs on this loop, and gives a future there."""
+    """Returns the hook for use in another thread. If it is a coroutine function, it runs on this loop, and the call
+    returns a future."""
     loop = asyncio.get_running_loop()
 
     def call(argument: T) -> object:
@@ -66,7 +67,7 @@ def is_cancelling() -> bool:
 
 
 async def shielded(work: Callable[[], Coroutine[Any, Any, T]], grace_s: float = CANCEL_GRACE_S) -> T:
-    """Does work that a cancellation must not cut off, such as a clean-up, in a task of its own, and waits for its end.
+    """Runs work that a cancellation must not cut off, such as a clean-up, in its own task, and waits for its end.
 
     If the caller is or will be cancelled, the work has `grace_s` seconds to end and is then cancelled. A cancellation
     that arrives meanwhile is raised after the end of the work: anyio cancels a task at each of its awaits.

@@ -81,6 +81,6 @@ def _from_wire(wire: admin_pb.Approval) -> Approval:
 
 
 def _printable(text: str, most: int = APPROVAL_TEXT_CHARS_MAX) -> str:
-    """Escapes all but printable ASCII. The daemon does so, too; an older or a false one may not."""
+    """Escapes all but printable ASCII. The daemon does so, too; an older or hostile one may not."""
     ascii_text = text[:most].encode("ascii", "backslashreplace").decode()
     return "".join(char if char.isprintable() else f"\\x{ord(char):02x}" for char in ascii_text)

@@ -103,7 +103,7 @@ def spool_for(directory: Path) -> BinaryIO:
 
 
 def unpack(archive: BinaryIO, directory: Path) -> None:
-    """Unpacks an archive of a sandbox into a local directory; creates the directory if it is missing.
+    """Unpacks an archive from a sandbox into a local directory; creates the directory if it is missing.
 
     Raises ProtocolError for a refused member before anything is written. Raises OSError if a local file is in the way;
     the files before it stay.

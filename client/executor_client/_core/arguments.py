@@ -23,7 +23,7 @@ R = TypeVar("R")
 Test = Callable[[Any], bool]
 
 _KINDS: dict[Any, Any] = {
-    int: numbers.Integral,  # numpy's are these, too
+    int: numbers.Integral,  # numpy's integers are Integral, too
     float: numbers.Real,
     bytes: (bytes, bytearray, memoryview),
 }

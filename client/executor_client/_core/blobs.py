@@ -72,7 +72,7 @@ class IncomingBlobs:
         self._open_max = open_max
         self._data: dict[str, _Buffer] = {}
         self._bytes = 0  # the bytes of all pieces, less the released ones
-        self._lock = threading.Lock()  # guards this number: threads of tools release blobs
+        self._lock = threading.Lock()  # guards `_bytes`: tool threads release blobs
 
     def add(self, chunk: pb.BlobChunk) -> None:
         """Keeps a piece. Raises ProtocolError past the limits."""

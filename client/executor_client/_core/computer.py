@@ -1,4 +1,4 @@
-"""The bounded texts of a model's tools for a session. Errors name the existing alternatives.
+"""Writes the bounded texts that a model's tools for a session return. Errors name the existing alternatives.
 
 Nothing here does I/O; `executor_client.aio_computer` does.
 """

@@ -60,7 +60,7 @@ def limits_to_wire(limits: Limits | Mapping[str, float | int | str] | None) -> p
 
 
 def from_wire(kind: type[T], wire: Message, **known: Any) -> T:
-    """Returns the value in a message; `known` has its fields that are not in it. Raises ProtocolError."""
+    """Returns the value in a message; `known` has the fields that the message lacks. Raises ProtocolError."""
     try:
         return messages.read(kind, wire, **known)
     except messages.Unreadable as error:
@@ -88,7 +88,7 @@ def _reasons(wire: Sequence[service_pb.StateOmission]) -> dict[str, str]:
 
 def savepoints_from_wire(wire: Sequence[service_pb.Savepoint]) -> list[Savepoint]:
     """Raises ProtocolError if there are more than a session can have."""
-    if len(wire) > 2 * SAVEPOINTS_MAX:  # with as many branches
+    if len(wire) > 2 * SAVEPOINTS_MAX:  # the branches are listed, too, and have the same limit
         raise ProtocolError(f"the daemon listed {len(wire)} savepoints")
     return [from_wire(Savepoint, each) for each in wire]
 

@@ -40,7 +40,7 @@ _KEEPALIVE = (
     ("grpc.keepalive_time_ms", KEEPALIVE_TIME_S * 1000),
     ("grpc.keepalive_timeout_ms", KEEPALIVE_TIMEOUT_S * 1000),
 )
-# The daemon serves 256 calls at a time on one connection; then gRPC opens another. An old gRPC makes calls wait.
+# The daemon serves 256 calls at a time on one connection; then gRPC opens another. In an old gRPC, calls wait.
 _CONNECTIONS = ("grpc.service_config", '{"connectionScaling": {"maxConnectionsPerSubchannel": 8}}')
 
 
@@ -74,7 +74,8 @@ class Endpoint:
     @property
     def options(self) -> list[tuple[str, int | str]]:
         options: list[tuple[str, int | str]] = [
-            # Not shared with other clients: closing the client closes it, and no other client's back-off delays it.
+            # The connection is not shared with other clients: closing the client closes it, and no other client's
+            # back-off delays it.
             ("grpc.use_local_subchannel_pool", 1),
             ("grpc.initial_reconnect_backoff_ms", int(BACKOFF_FIRST_S * 1000)),
             ("grpc.min_reconnect_backoff_ms", 100),
@@ -134,7 +135,7 @@ def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None
     token = token or os.environ.get(TOKEN_VARIABLE)
     if not token:
         token_from = str(state_dir() / "token")
-        # The user's own daemon requires its token; a daemon that was named may identify its users by their sockets.
+        # The user's own daemon requires its token; another one may identify its callers by the user of a Unix socket.
         token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigurationError("the token has characters that can't be sent; use printable ASCII without spaces")
@@ -165,9 +166,9 @@ def _has_port(address: str) -> bool:
 
 
 def _own_token(address: str, tls: TlsConfig | None, *, needed: bool) -> str | None:
-    """Reads the local daemon's token from its file; None where none is needed and this daemon must not see one.
+    """Reads the local daemon's token from its file; None if no token is needed and this daemon must not see one.
 
-    A caller that chose a certificate is identified by it: a token that merely lies there is not sent as well.
+    A certificate that the caller chose identifies the caller, so a token that happens to exist is not sent as well.
     """
     if tls is not None and tls.cert is not None:
         return None

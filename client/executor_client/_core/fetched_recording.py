@@ -1,4 +1,4 @@
-"""Makes the file of a recording out of the messages of the daemon, which kept it."""
+"""Writes a recording that the daemon kept to a local file, from the daemon's messages."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ _read_json = strict_json.reader()
 
 
 class FetchedRecording:
-    """One recording while it arrives. `commit` gives the file its name; as a context manager, removes it otherwise.
+    """A recording that is arriving. `commit` gives the file its name; as a context manager, removes it otherwise.
 
-    Raises OSError if the file can't be written, and ProtocolError for what is not a recording.
+    Raises OSError if the file can't be written, and ProtocolError if the messages are not a recording.
     """
 
     def __init__(self, path: LocalPath) -> None:
@@ -34,7 +34,7 @@ class FetchedRecording:
         self._is_whole = False
 
     def take(self, message: service_pb.GetRecordingResponse) -> None:
-        """Writes what a message has."""
+        """Writes the contents of a message."""
         part = message.WhichOneof("part")
         if part != "blob_chunk":
             self._end_blob()

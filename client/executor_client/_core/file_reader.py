@@ -31,7 +31,8 @@ class FileReader:
     def feed(self, message: pb.GetFileResponse) -> bytes:
         """Returns the next piece; empty for the announcement.
 
-        Raises ProtocolError when it does not fit the announcement, InvalidRequest when that has more than `max_bytes`.
+        Raises ProtocolError if it does not fit the announcement, InvalidRequest if the announced file has more than
+        `max_bytes`.
         """
         if message.HasField("file"):
             self._announce(convert.from_wire(FileInfo, message.file))

@@ -33,7 +33,7 @@ STATE_BYTES_MAX = 512 << 20
 
 # Reaching the daemon.
 CONNECT_TIMEOUT_S = 5.0
-"""Seconds to wait for a daemon that has never answered; 0 if there certainly is none, unless it was set."""
+"""Seconds to wait for a daemon that has never answered. The default is no wait if there certainly is none."""
 PROBE_TIMEOUT_S = 3.0
 """Seconds for each step of the diagnosis why no daemon answers."""
 RECONNECT_TIMEOUT_S = 60.0
@@ -63,7 +63,7 @@ BACKOFF_MAX_S = 2.0
 BUSY_TIMEOUT_S = 30.0
 """Seconds that a call is repeated while the daemon has no capacity and names a time to retry."""
 BUSY_SPREAD = 0.25
-"""Random part of the daemon's retry time that is added to it, because many clients may have received it."""
+"""Largest fraction of the daemon's retry time that is added at random: many clients may have received the same time."""
 IMAGE_TIMEOUT_S = 600.0
 """Seconds that the creation of a session is repeated while the daemon fetches the image or makes the environment."""
 BUILD_RETRY_MIN_S = 0.2

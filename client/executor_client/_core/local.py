@@ -1,7 +1,7 @@
 """Files on this machine: read in pieces, written whole or not at all.
 
-Names from a sandbox are an attacker's. `path_below` is the only function that makes a path of this machine from such a
-name: it stays below the directory that the caller chose, also where a link is in its way.
+An attacker may choose the names from a sandbox. `path_below` is the only function that makes a path of this machine
+from such a name: it stays below the directory that the caller chose, even if a link is in its way.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class NewFile:
             raise IsADirectoryError(f"{self._path} is a directory")
         if self._path.exists() and not (self._path.is_file() or self._path.is_dir()):
             raise FileExistsError(f"{self._path} is not a regular file, so it is not replaced")
-        # Not derived from the name, which may already have the greatest length.
+        # Not derived from the name, which may already have the maximum length.
         self._part = self._path.with_name(f".executor-{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         try:

@@ -23,7 +23,7 @@ from executor_client.errors import ConfigurationError
 _START_TIMEOUT_S = 60.0
 _STOP_TIMEOUT_S = 30.0
 _LOG_BYTES = 2_000
-# Those of the user's other daemon.
+# These may belong to the user's other daemon.
 _NOT_PASSED = ("EXECUTOR_ADDRESS", "EXECUTOR_CONFIG", "EXECUTOR_STATE_DIR", "EXECUTOR_TOKEN")
 
 
@@ -73,7 +73,7 @@ class LocalDaemon:
 
 
 def _log_end(log: BinaryIO) -> str:
-    # By the open file: a daemon that ends removes its directory.
+    # Read from the open file: a daemon that ends removes its directory.
     begin = max(0, os.fstat(log.fileno()).st_size - _LOG_BYTES)
     text = os.pread(log.fileno(), _LOG_BYTES, begin).decode(errors="replace").strip()
     if "ModuleNotFoundError" in text:

@@ -1,6 +1,6 @@
 """Tools of MCP servers as functions of a session: names, signatures and docstrings from schemas, results as values.
 
-The tool descriptions and results are what a server sends, as JSON by their wire names. A server may send anything.
+The tool descriptions and results are the server's JSON, with wire names. A server may send anything.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def functions(server: str, listed: list[Json], call: Call, prefix: str = "") -> 
     for tool in listed:
         name = identifier(prefix + _text(tool.get("name"))[:NAME_CHARS_MAX])
         if hasattr(builtins, name):
-            name += "_"  # a server must not get what the code gives to print or open
+            name += "_"  # a server must not replace print or open, and get their arguments
         if name in made:
             raise InvalidRequest(f"two tools of the MCP server {server!r} would be the function {name!r}")
         made[name] = _function(server, name, tool, call)
@@ -55,7 +55,7 @@ def functions(server: str, listed: list[Json], call: Call, prefix: str = "") -> 
 
 
 def identifier(name: str) -> str:
-    """Returns the name as Python can write it: "get-weather" is get_weather, "2fa" is _2fa, "from" is from_."""
+    """Returns the name as a Python identifier: "get-weather" is get_weather, "2fa" is _2fa, "from" is from_."""
     written = re.sub(r"\W", "_", name, flags=re.ASCII)
     if not written or written[0].isdecimal():
         written = f"_{written}"
@@ -87,7 +87,7 @@ def _function(server: str, name: str, tool: Json, call: Call) -> Tool:
 
 
 def _signature(server: str, tool: Json) -> tuple[inspect.Signature, dict[str, str]]:
-    """Returns a tool's signature, and the schema's name of each parameter. Without any, it may take all keywords."""
+    """Returns a tool's signature, and the schema's name of each parameter. A tool without any may take all keywords."""
     schema = _object(tool.get("inputSchema"))
     properties = _object(schema.get("properties"))
     required = schema.get("required")
@@ -142,7 +142,7 @@ def _type(schema: object, depth: int = 0) -> str:
 
 
 def _described(name: str, tool: Json, signature: inspect.Signature, names: dict[str, str], returns: Json) -> str:
-    """Returns the docstring: the signature, the server's description, and what it says of each parameter."""
+    """Returns the docstring: the signature, and the server's descriptions of the tool and its parameters."""
     properties = _object(_object(tool.get("inputSchema")).get("properties"))
     lines = [f"{name}{signature}" + (f" -> {_type(returns)}" if returns else ""), "", _text(tool.get("description"))]
     about = {each: _text(_object(properties[own]).get("description")) for each, own in names.items()}
@@ -152,7 +152,7 @@ def _described(name: str, tool: Json, signature: inspect.Signature, names: dict[
 
 
 def _value(result: Json, *, is_wrapped: bool) -> Any:
-    """Returns a result as a value. Raises RuntimeError with the text of one that is an error."""
+    """Returns a result as a value. Raises RuntimeError with the text of an error result."""
     blocks = [_object(each) for each in _list(result.get("content"))]
     if result.get("isError"):
         text = "\n".join(_text(each.get("text")) for each in blocks if each.get("type") == "text")

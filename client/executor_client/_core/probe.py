@@ -61,7 +61,7 @@ class _Place:
 
 
 def listens(endpoint: Endpoint) -> bool:
-    """True when a process listens there, as far as that can be found out: on this host within microseconds."""
+    """True when a process listens there, as far as can be found out. Takes microseconds on this host."""
     place = _place_of(endpoint.address)
     if place is None or _uses_proxy(endpoint):
         return False

@@ -28,11 +28,11 @@ from executor_client.process_results import (
 SHELL = ("/bin/sh", "-c")
 """Runs a command given as one text."""
 _LONG_TEXT = 'IFS=; eval "unset IFS; shift $#\n$*"'
-"""Runs the text that all arguments are together, for the shell: a longer one than the kernel takes as one argument."""
+"""A shell script that joins its arguments and runs them as one text, since the kernel limits each argument's size."""
 _PART_CHARS = ARGUMENT_BYTES_MAX // 4  # of at most four bytes each
 
 EXIT_CODES = {"COMMAND_NOT_FOUND": 127, "COMMAND_NOT_EXECUTABLE": 126}
-"""What a shell answers for a command that can't be run, by reason."""
+"""A shell's exit code for a command that can't be run, by reason."""
 
 _STREAMS: dict[int, Literal["stdout", "stderr"]] = {
     types_pb2.OUTPUT_STREAM_STDOUT: "stdout",
@@ -93,7 +93,7 @@ class FollowedProcess(Followed):
         """Takes a message; returns the event to report. Raises ProtocolError."""
         event = message.event
         kind = event.WhichOneof("kind")
-        # Dropped events are replaced by one that has the number of the last of them.
+        # One event replaces all dropped ones. It has the number of the last dropped event.
         if event.number != self.last_number + 1 and not (kind == "output_cut" and event.number > self.last_number):
             raise EventGap(f"event {event.number} of a process came after event {self.last_number}")
         if self.result is not None:
@@ -174,7 +174,7 @@ def start_request(
 
 
 def size_to_wire(size: TerminalSize) -> types_pb2.TerminalSize:
-    """Raises InvalidRequest, also for the terminal_size of `os`, whose names are others."""
+    """Raises InvalidRequest, also for an `os.terminal_size`, whose fields have other names."""
     try:
         return requests.made(types_pb2.TerminalSize, columns=size.columns, rows=size.rows)
     except AttributeError as error:
@@ -247,11 +247,11 @@ class KeptOutput:
             )
 
     def finish(self) -> tuple[bytes, bytes]:
-        """Returns what was kept of stdout and of stderr."""
+        """Returns the kept parts of stdout and of stderr."""
         return self._stdout.finish(), self._stderr.finish()
 
     def completed(self, request: pb.StartProcessRequest, result: ProcessResult) -> CompletedProcess:
-        """Returns the ended process with what was kept."""
+        """Returns the ended process with its kept output."""
         stdout_bytes, stderr_bytes = self.finish()
         return CompletedProcess(
             process_id=request.process_id,
@@ -278,7 +278,7 @@ class HeadAndTail:
         self._head += data[:room]
         self._tail += data[room:]
         excess = len(self._tail) - self._tail_bytes
-        if excess > max(self._tail_bytes, PIECE_BYTES):  # now and then: cutting moves all that is kept
+        if excess > max(self._tail_bytes, PIECE_BYTES):  # not for each piece: cutting moves the whole tail
             self._cut(excess)
 
     @property
@@ -307,7 +307,7 @@ class HeadAndTail:
 
 
 def omission(omitted_bytes: int) -> bytes:
-    """Returns the line that stands in output for the bytes that are left out."""
+    """Returns the line that replaces omitted bytes in output."""
     return b"\n[%d bytes left out]\n" % omitted_bytes
 
 

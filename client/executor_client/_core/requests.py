@@ -86,7 +86,7 @@ def environment(env: Mapping[str, str] | None) -> dict[str, str]:
 def _is_text(value: object) -> bool:
     try:
         return isinstance(value, str) and value.encode() is not None
-    except UnicodeEncodeError:  # it holds the value, so it must not be the cause of any other error
+    except UnicodeEncodeError:  # this error holds the value, so it must not be the cause of another error
         return False
 
 
@@ -158,7 +158,7 @@ def evaluate(session: SessionInfo, expression: str, timeout_s: float | None, *, 
     except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
         raise InvalidRequest(f"not an expression: {error}") from error
     if busy:
-        # It would wait until that execution has ended.
+        # The evaluation would wait for the end of that execution.
         raise EvaluationError("the session is running an execution; only an idle session evaluates expressions")
     if timeout_s is None:
         timeout_s = min(EVALUATION_TIMEOUT_S, session.limits.wall_time_s or EVALUATION_TIMEOUT_S)

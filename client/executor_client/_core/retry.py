@@ -28,8 +28,8 @@ class Backoff:
     def delay_s(self, now_s: float, *, retry_after_s: float = 0.0, is_growing: bool = True) -> float | None:
         """Returns the seconds to wait before the next attempt; None when there is no time for one.
 
-        Never less than `retry_after_s`, the daemon's retry time, plus a random part of it up to the deadline. With
-        `is_growing` False not much more either, however many attempts there were.
+        The delay is at least `retry_after_s`, the daemon's retry time, plus a random part of it, up to the deadline.
+        With `is_growing` False, it does not grow with the number of attempts.
         """
         if self._deadline_s is None:
             self._deadline_s = now_s + self._timeout_s
@@ -77,7 +77,7 @@ class Retries:
             return None
         if kind is WaitKind.DAEMON:
             return self.away_delay_s(error, now_s)
-        # The daemon chooses the interval where a person watches, and steps are short.
+        # During an approval or a build, a person may be watching and steps are short: the daemon chooses the interval.
         is_growing = kind is not WaitKind.APPROVAL and getattr(error, "progress", None) is None
         retry_after_s: float = getattr(error, "retry_after_s", 0.0)
         return self._backoff(kind).delay_s(now_s, retry_after_s=retry_after_s, is_growing=is_growing)

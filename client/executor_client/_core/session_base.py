@@ -57,7 +57,7 @@ class SessionBase(ShortRepr, Generic[T]):
         self._generation = info.generation
         self._restored: StateManifest | None = None
         self._record: SessionRecord | None = None
-        self._was_used = False  # it has files, variables, tools or executions that a recording from now on lacks
+        self._was_used = False  # it has files, variables, tools or executions that a new recording would lack
         self._prelude = ""  # known to the client that created the session
 
     @property
@@ -102,11 +102,11 @@ class SessionBase(ShortRepr, Generic[T]):
         """Records from now on what this object does with the session, in one file; see `Recording`.
 
         The recording ends with the session, or with a `with` block around the returned `Recorder`, which writes the
-        file. Several sessions can share a given `Recorder`, which ends by itself only. `redact_tools` has patterns
+        file. Several sessions can share a given `Recorder`, which does not end with them. `redact_tools` has patterns
         ("crm_*") of host tools whose arguments and answers are left out; what the code prints is recorded.
 
-        A recording holds code, outputs, variables, files and answers of tools: keep it like the data that it has. The
-        run goes on if the recording can't. Raises OSError if the file can't be made, and InvalidRequest for a session
+        A recording holds code, outputs, variables, files and answers of tools: protect it like that data. The run
+        goes on if the recording can't. Raises OSError if the file can't be made, and InvalidRequest for a session
         that is recorded already.
         """
         from executor_client._core.session_record import SessionRecord

@@ -1,4 +1,4 @@
-"""What a session adds to a recording: each method takes what the session sends or gets. No I/O of its own.
+"""Adds a session to a recording: each method takes something that the session sends or receives. No I/O of its own.
 
 It must never fail the session: a `Recorder` logs its problems. A session that is not recorded has no object of this
 class.
@@ -68,7 +68,7 @@ class SessionRecord:
         return self.recorder.is_recording
 
     def begin(self, execution: Execution, request: service_pb.ExecuteRequest) -> None:
-        """Adds the request of an execution that begins, and makes its events come here."""
+        """Adds the request of an execution that begins, and records its events from now on."""
         step = self.recorder.begin_step(_without_session(request))
         assembler = _RecordedAssembler(execution.execution_id, self.recorder, step)
         execution.assembler = self._running[execution.execution_id] = assembler
@@ -113,7 +113,7 @@ class SessionRecord:
         self.recorder.add("variables", request)
 
     def tools(self, made: Mapping[str, Tool], shipped: Mapping[str, Shipped]) -> None:
-        """Adds the session's tools: the names of those of the host, and the source of those in the sandbox."""
+        """Adds the session's tools: the names of host tools, and the source of tools in the sandbox."""
         request = requests.register_tools("", made)
         for place, packed in shipped_tools.payloads(request, shipped):
             place.CopyFrom(self.recorder.payload(packed))
@@ -161,7 +161,7 @@ class SessionRecord:
             self._commands[process_id] = math.inf if event.HasField("result") else event.number
 
     def unseen(self, what: str) -> None:
-        """Counts something that the session does and the recording has nothing of."""
+        """Counts something that the session does and that the recording lacks."""
         self.recorder.note(what, unknown=True)
 
     def request(self, kind: str, request: Message) -> None:
@@ -207,7 +207,7 @@ class _RecordedAssembler(Assembler):
             recorded.CopyFrom(event)  # the assembler goes on with the event
             event = recorded
             stored = pb.Payload(inline=b"") if redacted else self._recorder.payload(self._taken.last)
-            payload_of(event).CopyFrom(stored)  # type: ignore[union-attr]  # it is as before
+            payload_of(event).CopyFrom(stored)  # type: ignore[union-attr]  # a copy of the event has a payload, too
         self._taken.last = b""
         self._recorder.add("event", event, step=self.step, redacted=redacted)
 

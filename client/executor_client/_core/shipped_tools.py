@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def ship_all(tools: Mapping[str, Tool], python: str) -> dict[str, Shipped]:
-    """Ships those of the tools that run in the sandbox, for its version of Python.
+    """Ships the tools that run in the sandbox, for the sandbox's version of Python.
 
     Raises ToolNotShippable.
     """
@@ -67,7 +67,7 @@ def payloads(
 
 @contextmanager
 def explaining(shipped: Mapping[str, Shipped]) -> Iterator[None]:
-    """Adds to the daemon's refusal what to install, where the image lacks modules."""
+    """Adds to the daemon's refusal what to install if the image lacks modules."""
     try:
         yield
     except ModulesMissing as error:

@@ -1,6 +1,6 @@
 """Gives public objects one short line at a prompt, and results a page in a notebook, with all text escaped.
 
-What a sandbox sent is never shown as HTML. Take that from `Display.data`.
+HTML from a sandbox is shown as text only; `Display.data` has the HTML.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ class ShortRepr:
         for path, default in fields or [(name, None) for name in self._shows]:
             try:
                 value = attrgetter(path)(self)
-            except AttributeError:  # there is no session yet, or the object was not made whole
+            except AttributeError:  # there is no session yet, or the object's `__init__` failed
                 continue
             if value is not default and not (type(value) in _COMPARED and value in (default, "")):
                 yield path.rpartition(".")[2].lstrip("_"), value
 
 
 def png_of(image: PIL.Image.Image) -> bytes:
-    """Returns a PNG, written anew and no larger than a screen."""
+    """Returns a newly encoded PNG, no larger than a screen."""
     shown = image.copy()
     shown.thumbnail(SCREEN_PIXELS)
     file = io.BytesIO()
@@ -66,7 +66,7 @@ def png_of(image: PIL.Image.Image) -> bytes:
 
 
 def images_of(result: ExecutionResult) -> list[PIL.Image.Image]:
-    """Returns the first images of a result, and its output if that is one more."""
+    """Returns the first images of a result, and its output if that is another image."""
     images = result.images[: PAGE_IMAGES_MAX - 1]
     if not type(result.output).__module__.startswith("PIL."):
         return images

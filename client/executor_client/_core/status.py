@@ -208,7 +208,7 @@ def _invalid_argument(details: Details) -> ExecutorClientError:
 
 
 def _by_reason(**classes: type[ExecutorClientError]) -> Callable[[Details], ExecutorClientError]:
-    """Returns what makes the error of a code: of the class of its reason, or of `otherwise`."""
+    """Returns a function that makes the errors of a code: the reason selects the class, else `otherwise`."""
     return lambda details: classes.get(details.reason, classes["otherwise"])(details.message, reason=details.reason)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 _LIKENESS_MIN = 0.6
 _PART_CHARS_MIN = 3
 
-# Words of other libraries, above all of smolagents' executors, that are not similar to ours for the same thing.
+# Names in other libraries, above all in smolagents' executors, that do not resemble our name for the same thing.
 _KNOWN_AS = {
     "api_key": "token",
     "host": "address",

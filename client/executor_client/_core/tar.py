@@ -1,6 +1,6 @@
 """Reads an archive that was written in a sandbox: the headers that the guest writes, and nothing else.
 
-A header is ustar, with at most one pax header before it that says a path or a size. Nothing is read before its length
+A header is ustar, with at most one pax header before it that gives a path or a size. Nothing is read before its length
 is known to be small, and the position only ever goes forward, so that a forged archive costs neither memory nor time.
 """
 

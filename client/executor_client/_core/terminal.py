@@ -9,10 +9,10 @@ import io
 import re
 from collections.abc import Sequence
 
-# Control characters but newline and tab; those that turn the direction of text; line separators; lone surrogates.
+# Control characters except newline and tab; marks that change the direction of text; line separators; lone surrogates.
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
-# What rewrites a line: a return, a backspace, "up" and "erase"; and all pieces of a text that has such.
+# Sequences that rewrite a line: a return, a backspace, "up" and "erase"; then the pieces of a text with such sequences.
 _REWRITES = re.compile(r"\r(?![\r\n])|\x08|\x1b\[\d*[AK]")
 _PIECE = re.compile(
     r"(?P<end>\r*\n)|(?P<start>\r+)|(?P<back>\x08+)|\x1b\[(?P<by>\d{0,4})(?P<moves>[AK])|[^\r\n\x08\x1b]+|.", re.DOTALL
@@ -22,7 +22,7 @@ _ROWS = 100
 
 
 def last_states(text: str) -> str:
-    """Returns the text as a terminal shows it in the end: without what later text has overwritten, as progress bars do.
+    """Returns the text as a terminal shows it in the end, without overwritten text, such as that of progress bars.
 
     Takes time and memory in proportion to the text.
     """

@@ -1,7 +1,7 @@
 """Asks the person at the terminal of this process for the decision on an approval.
 
-It uses the terminal itself, wherever stdin, stdout and stderr lead. What was typed before the question does not answer
-it.
+It uses the terminal itself, wherever stdin, stdout and stderr lead. Text that was typed before the question is not an
+answer.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _WANTED = {
 
 
 def has_terminal() -> bool:
-    """True if this process has a terminal to ask in, which other processes of it leave to us."""
+    """True if this process has a terminal to ask in, and is in its foreground."""
     try:
         terminal = os.open(_TERMINAL, os.O_RDWR | os.O_NOCTTY)
     except OSError:
         return False
     try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()  # one in the background would be stopped
+        return os.tcgetpgrp(terminal) == os.getpgrp()  # a process in the background would be stopped
     except OSError:
         return False
     finally:
@@ -49,7 +49,7 @@ def has_terminal() -> bool:
 
 
 def ask_in_terminal(approval: Approval) -> ApprovalDecision:
-    """Asks the person at the terminal; an `on_approval`. Denies without a terminal, and says so in the log.
+    """Asks the person at the terminal, as an `on_approval`. Denies without a terminal, and says so in the log.
 
     Returns when the request ends before the person answers.
     """
@@ -100,7 +100,7 @@ def _drop_typed(terminal: int) -> None:
 
 
 def _write(terminal: int, text: str) -> None:
-    """Writes text, which is printable: an `Approval` has no other."""
+    """Writes text. It is printable, as all text of an `Approval`."""
     data = text.encode("ascii", "backslashreplace")
     while data:
         data = data[os.write(terminal, data) :]

@@ -200,13 +200,13 @@ def failed(error: Exception) -> Answer:
     type_name = error.type_name if isinstance(error, ToolRefusal) else base.__name__
     try:
         message = str(error)
-        if isinstance(error, ExceptionGroup):  # its text only has their number
+        if isinstance(error, ExceptionGroup):  # its text only has the number of its errors
             message = "; ".join((message, *(f"{type(each).__name__}: {each}" for each in error.exceptions)))
     except Exception:  # noqa: BLE001 - a tool's own error class may fail at this too
         message = "(the error has no text)"
     if base is not kind and not isinstance(error, ToolRefusal):
         name = type_name_of(kind)
-        # Only Exception is near: the sandbox shows the name with the message.
+        # If the nearest class is Exception, the sandbox shows the original name with the message.
         type_name, message = (name, message) if base is Exception else (type_name, f"{name}: {message}")
     # A message may contain anything, but must be sent as UTF-8.
     sendable = message[:TOOL_ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()

@@ -43,7 +43,7 @@ class TransportBase:
         self.answered = False
         self._timer = timer
         self._listened = False  # a daemon listened before the first call
-        self._probed = False  # the reason why no daemon has answered was looked for
+        self._probed = False  # the client has already diagnosed why no daemon answers
 
     def waits(self) -> Waits:
         """Returns the record of one call's waits."""
@@ -123,7 +123,7 @@ class TransportBase:
         raise error
 
     def _end_reports(self) -> None:
-        """Reports no wait from here on."""
+        """Ends the reports of waits."""
         if self._timer is not None:
             self._timer.close()
 

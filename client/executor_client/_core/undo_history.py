@@ -24,7 +24,7 @@ class UndoHistory:
 
     def __init__(self) -> None:
         self._steps: list[_Step] = []
-        self._last = 0  # savepoint, also of a step that left nothing to undo
+        self._last = 0  # newest savepoint, even if its step left nothing to undo
 
     def note(self, code: str, result: ExecutionResult) -> None:
         """Notes a step. One that was rolled back already has left nothing to undo."""
@@ -41,7 +41,7 @@ class UndoHistory:
         return found > 0
 
     def clear(self) -> None:
-        """Forgets all: the session is another one."""
+        """Forgets all steps, because the session is a new one."""
         self._steps.clear()
         self._last = 0
 

@@ -29,7 +29,7 @@ _BRACKETS: dict[type, tuple[str, str]] = {
     frozenset: ("frozenset({", "})"),
 }
 _SHORT_INT = 1 << 64
-_TABLE_CHARS_MIN = 1 << 16  # that a table counts at least: to write any takes milliseconds
+_TABLE_CHARS_MIN = 1 << 16  # the least that a table counts: writing any table takes milliseconds
 
 
 class _Full(Exception):
@@ -97,7 +97,7 @@ def _is_short(value: Any) -> bool:
 
 
 def table_chars(value: Any) -> int | None:
-    """Returns the characters that pandas would write, and cut, to show a table; None for any other value."""
+    """Returns how many characters pandas would write, before it cuts them, to show a table; None for other values."""
     pandas = sys.modules.get("pandas")
     if pandas is None or not isinstance(value, (pandas.DataFrame, pandas.Series, pandas.Index)):
         return None
@@ -224,7 +224,7 @@ def _is_object_array(value: Any) -> bool:
 def _plain(value: object) -> str:
     try:
         return repr(value)
-    except Exception:  # noqa: BLE001 - what libraries make of data that a sandbox chose may fail in any way
+    except Exception:  # noqa: BLE001 - objects of libraries with a sandbox's data may fail in any way
         if isinstance(value, int):
             return f"<an integer of {value.bit_length():,} bits>"
         return f"<a value of type {type(value).__name__} that cannot be shown>"

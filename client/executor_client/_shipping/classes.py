@@ -46,7 +46,7 @@ class Classes:
         return self._define(class_, found, self._writer.space(namespace))
 
     def _refuse_hooks(self, class_: type) -> None:
-        """Refuses hooks of the user's that would run again, and, for example, register the class twice."""
+        """Refuses the user's hooks that would run again and, for example, register the class twice."""
         hooks: list[tuple[type, tuple[str, ...]]] = [(base, ("__init_subclass__",)) for base in class_.__mro__[1:]]
         hooks += [(base, ("__new__", "__init__", "__prepare__")) for base in inspect.getmro(type(class_))]
         for holder, names in hooks:
@@ -105,7 +105,7 @@ class Classes:
         return expression
 
     def _closure_variable(self, space: Space, variable: str, value: object, names: Names) -> str:
-        """Returns a name, for the text of the class's module, of a variable that the class statement closes over."""
+        """Returns a name in the class's module for a variable that the class statement closes over."""
         expression = self._definitions.closure_variable(variable, value, names.attributes.get(variable, {()}))
         name = self._writer.fresh()
         self._writer.assign(space, name, expression)

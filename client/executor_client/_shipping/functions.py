@@ -47,7 +47,7 @@ class Functions:
         return self._define(function, found, where)
 
     def _of_class(self, function: types.FunctionType) -> tuple[type, str] | None:
-        """Returns the class in whose body the function is, if it can be found, and its name there."""
+        """Returns the class whose body has the function, and its name there; None if the class can't be found."""
         *path, name = function.__code__.co_qualname.split(".")
         if "__class__" in function.__code__.co_freevars:
             cell = (function.__closure__ or ())[function.__code__.co_freevars.index("__class__")]

@@ -37,7 +37,7 @@ class Names:
     later: set[str] = field(default_factory=set)
     stored: set[str] = field(default_factory=set)
     own: set[str] = field(default_factory=set)
-    """Names that a class body both reads and sets, so that it may read the module's."""
+    """Names that a class body both reads and sets. It may read the module's name before it sets its own."""
     attributes: dict[str, set[tuple[str, ...]]] = field(default_factory=dict)
     imports: list[Import] = field(default_factory=list)
 

@@ -61,7 +61,7 @@ class Objects:
             say()
 
     def finish(self) -> None:
-        """Writes what had to wait, then refuses what is known to be wrong only now."""
+        """Writes the postponed lines, then refuses the problems that are known only now."""
         while self._late:
             self._late.pop(0)()
         self._definitions.finish()

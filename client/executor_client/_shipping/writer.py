@@ -84,7 +84,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class StandIn:
-    """Source of ours in place of an object of a library that the sandbox lacks. The text defines the name."""
+    """Our source, which replaces an object of a library that the sandbox lacks. The text defines the name."""
 
     name: str
     text: str
@@ -163,7 +163,7 @@ class Writer:
         return PREFIX + name
 
     def library(self, module: str) -> str:
-        """Returns our name of a module that our own lines use, and imports it."""
+        """Imports a module for our own lines, and returns its name there."""
         name = f"{PREFIX}{module}"
         line = f"import {module} as {name}\n"
         if line not in self._lines:

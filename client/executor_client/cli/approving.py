@@ -1,4 +1,4 @@
-"""`executor approvals`, and `--ask` of other commands: a person decides what the policy leaves to one."""
+"""`executor approvals`, and `--ask` of other commands: a person decides the requests that the policy leaves open."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ RECONNECT_S = 2.0
 """Seconds between two attempts to watch again, after the daemon went away."""
 
 typing = threading.Lock()
-"""Held while a person types something else, as in the repl: `--ask` asks after it."""
+"""Held while a person types something else, as in the repl: `--ask` waits for it."""
 
 
 def on_approval(options: argparse.Namespace, console: Console) -> OnApproval | None:
@@ -47,7 +47,7 @@ def _ask(approval: Approval) -> ApprovalDecision:
 
 def watch(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     """Shows each request that waits, and asks for the decision if there is a terminal. Ends by an interrupt."""
-    client.get_policy()  # says why no daemon answers
+    client.get_policy()  # raises the reason if no daemon answers
     if options.json or not has_terminal():
         for approval in _new(client, console):
             console.show_lines([_json(approval) if options.json else f"{approval.approval_id}  {approval}"])
@@ -72,7 +72,7 @@ def watch(client: ExecutorClient, options: argparse.Namespace, console: Console)
 
 
 def decide(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
-    """Approves or denies the request of an id."""
+    """Approves or denies the request with the given id."""
     client.decide_approval(options.approval_id, options.decision)
     return EXIT_SUCCEEDED
 

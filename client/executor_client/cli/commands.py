@@ -115,7 +115,7 @@ def _script(options: argparse.Namespace) -> Script:
 
 
 def _recording(session: Session, path: Path | None) -> contextlib.AbstractContextManager[object]:
-    """Returns a block that records the session there, if a path is given. Raises InvalidRequest."""
+    """Returns a context manager that records the session in the file, if a path is given. Raises InvalidRequest."""
     if path is None:
         return contextlib.nullcontext()
     try:
@@ -140,7 +140,7 @@ def _read(name: str) -> str:
     try:
         if name == "-":
             return sys.stdin.read()
-        with tokenize.open(name) as file:  # by its coding line, without a byte order mark
+        with tokenize.open(name) as file:  # decodes by the file's coding line, and drops a byte order mark
             return file.read()
     except (OSError, UnicodeDecodeError, SyntaxError) as error:
         raise InvalidRequest(f"{name} cannot be read: {error}") from error

@@ -218,6 +218,6 @@ class Conversation:
             self._end.set_result(ConversationEnd.TERMINAL_GONE)
 
     def _continued(self) -> None:
-        with contextlib.suppress(termios.error):  # a terminal that hung up also continues its programs
+        with contextlib.suppress(termios.error):  # a terminal that hangs up also sends SIGCONT
             self._terminal.make_raw()
         self._has_resized.set()

@@ -1,4 +1,4 @@
-"""Reads and writes descriptors of other programs on an event loop.
+"""Reads and writes, on an event loop, descriptors that other programs share.
 
 They stay in blocking mode, because the flag belongs to the open file, which we share with the shell. So each read and
 write first waits until the kernel reports the descriptor ready, and writes are small enough not to block then.

@@ -70,7 +70,7 @@ def add_output_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_imports(parser: argparse.ArgumentParser, *more_names: str, default: tuple[str, ...] | None = ()) -> None:
-    """Default None: everything that the policy allows, for a person. A model only gets its list."""
+    """A default of None means all imports that the policy allows, for a person. A model only gets the listed ones."""
     parser.add_argument(
         "--imports",
         *more_names,

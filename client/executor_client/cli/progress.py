@@ -18,7 +18,7 @@ _BAR_CHARS = 30
 
 
 class ProgressReport:
-    """A thread of the client reports; the main thread ends the display."""
+    """A thread of the client calls `show`; the main thread calls `close`."""
 
     def __init__(self, remark: Callable[[str], None]) -> None:
         """`remark` prints a line, and may call `close`."""

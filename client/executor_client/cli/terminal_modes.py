@@ -16,9 +16,9 @@ _MODES: dict[int, bool] = {
     5: False,  # reverse video
     6: False,  # origin at the margins
     7: True,  # lines wrap
-    9: False,  # mouse reports, this and those from 1000 on
+    9: False,  # mouse reports, like those from 1000 on
     25: True,  # the cursor is visible
-    47: False,  # the alternate screen, this, 1047 and 1049
+    47: False,  # the alternate screen, like 1047 and 1049
     1000: False,
     1001: False,
     1002: False,

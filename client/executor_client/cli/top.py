@@ -36,13 +36,13 @@ WATCH_S = 86_400.0
 _ID_DIGITS = 12
 _CELL_CHARS = 16
 _HEADER = ("SESSION", "TENANT", "STATE", "STEPS", "CPU", "MEMORY", "OUTPUT", "NETWORK", "AGE", "LAST")
-_BEGIN = "\x1b[?1049h\x1b[?25l"  # another screen, no cursor
+_BEGIN = "\x1b[?1049h\x1b[?25l"  # the alternate screen, no cursor
 _END = "\x1b[?25h\x1b[?1049l"
 
 
 def show(client: ExecutorClient, options: argparse.Namespace, console: Console) -> int:
     """Shows the sessions. Returns the exit code. Raises ExecutorClientError, AuthorizationError without the right."""
-    client.get_policy()  # says why no daemon answers
+    client.get_policy()  # raises the reason if no daemon answers
     watch = _Watch(client, options.tenant)
     watch.start()
     status = _Status(client)
@@ -74,7 +74,7 @@ class _Watch:
         self._is_complete = threading.Event()
         self.is_away = False
         self.problem: ExecutorClientError | None = None
-        """The reason why the daemon refuses this, which ends it."""
+        """The error that ended the watch, such as a refusal by the daemon."""
 
     def start(self) -> None:
         """Returns when all sessions are known. Raises ExecutorClientError."""
@@ -113,7 +113,7 @@ class _Watch:
 
 
 class _Status:
-    """The daemon's state, for callers that may ask for it."""
+    """The daemon's state, for callers that may read it."""
 
     def __init__(self, client: ExecutorClient) -> None:
         self._client = client
@@ -212,7 +212,7 @@ def _age(seconds: float) -> str:
 
 @contextlib.contextmanager
 def _screen() -> Iterator[None]:
-    """Uses the terminal's other screen, and reads keys one by one without showing them."""
+    """Uses the terminal's alternate screen, and reads keys one by one without showing them."""
     import termios
     import tty
 

@@ -222,7 +222,7 @@ class AsyncProcess(ShortRepr):
         await self._write(core.as_bytes(data), eof=False)
 
     async def close_stdin(self) -> None:
-        """Closes its input. On a terminal: sends the end-of-file character, once after the same bytes.
+        """Closes its input. On a terminal, sends the end-of-file character; a repetition sends it only after new input.
 
         Does nothing if the process has ended.
         """

@@ -3,8 +3,8 @@
 Both clients use it: a session outlives the loops of its callers, and a busy loop must not delay the server. The thread
 refers to the `_Connection`, not to the `McpServer`, whose finalizer ends it.
 
-The server is not trusted to behave. Its messages are limited before they are parsed, so a process is not read by the
-SDK, whose transport has no limit. Whatever happens to it, a call ends with a reason in words.
+The server is not trusted to behave. Its messages are limited before they are parsed. So this module reads a process
+itself, since the SDK's transport has no limit. Whatever happens to the server, a call ends with a reason in words.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _KEYS = ("type", "command", "args", "env", "cwd", "url", "headers", "prefix", "t
 class Described:
     """A server as the configuration of a host describes it: a command, or the URL of streamable HTTP.
 
-    Of its `tools`, only these become functions, if there are any; `prefix` precedes their names.
+    If `tools` is not empty, only these of its tools become functions. `prefix` precedes their names.
     """
 
     name: str
@@ -130,7 +130,7 @@ class _Connection:
         self._pid = os.getpid()
 
     def stop(self) -> None:
-        """Ends the connection. At the exit of the interpreter, too: daemon threads are stopped soon after."""
+        """Ends the connection. Also runs at the interpreter's exit, since daemon threads are stopped soon after."""
         if os.getpid() != self._pid:
             return  # a forked child, in which the thread is missing
         with contextlib.suppress(RuntimeError):  # it has ended
@@ -160,7 +160,7 @@ class _Connection:
                 tools = await self._answer(self._list(session), START_TIMEOUT_S)
                 self.functions.set_result(functions(self.server.name, tools, self.call, self.server.prefix))
                 await self._over.wait()
-        except BaseException as error:  # noqa: BLE001 - the SDK's may be groups of any errors
+        except BaseException as error:  # noqa: BLE001 - the SDK may raise groups of any errors
             self._end(_cause(error))
             if not self.functions.done():
                 refused = next((each for each in (error, *_leaves(error)) if isinstance(each, InvalidRequest)), None)
@@ -364,7 +364,7 @@ class _Connection:
 
 async def _write(process: asyncio.subprocess.Process, from_session: Any) -> None:
     assert process.stdin is not None
-    with contextlib.suppress(ConnectionError):  # its end is reported by the reader
+    with contextlib.suppress(ConnectionError):  # `_read` reports the end of the process
         async for each in from_session:
             text = each.message.model_dump_json(by_alias=True, exclude_none=True)
             process.stdin.write(text.encode("utf-8", "backslashreplace") + b"\n")
@@ -372,7 +372,7 @@ async def _write(process: asyncio.subprocess.Process, from_session: Any) -> None
 
 
 async def _ended(process: asyncio.subprocess.Process) -> None:
-    """Ends a process: by the end of its input, by SIGTERM, by SIGKILL. Kills what it left in its group."""
+    """Ends a process: closes its input, then sends SIGTERM, then SIGKILL. Kills the rest of its process group."""
     assert process.stdin is not None
     process.stdin.close()
     for number in (signal.SIGTERM, signal.SIGKILL):

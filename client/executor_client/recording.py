@@ -71,9 +71,9 @@ from executor_client.errors import InvalidRequest, ProtocolError, RecordingError
 from executor_client.results import ExecutionResult
 
 VERSION = 1
-"""Raised when an older reader would misunderstand a file."""
+"""Increased when an older reader would misunderstand a file."""
 HELD_BYTES_MAX = 2 << 30
-"""Bytes of the entries that `Recording.in_order` holds at one time. A bomb has as many in a small file."""
+"""Bytes of the entries that `Recording.in_order` holds at one time. A zip bomb has as many in a small file."""
 _ENTRY_BYTES = 1_000
 """Bytes that an entry takes in memory, in addition to its line."""
 TIME_S_MAX = 1 << 36
@@ -84,7 +84,7 @@ _LINES, _MANIFEST, _BLOBS = "events.jsonl", "manifest.json", "blobs/"
 _BEGIN = hashlib.sha256(b"").digest()
 _END = struct.Struct("<4s4H2LH")  # the end of a zip's central directory
 _COMMENT_BYTES = 64
-_LOCATOR_BYTES = 20  # of the end of a large zip (ZIP64), which stands before the end
+_LOCATOR_BYTES = 20  # bytes of the locator of a large zip (ZIP64), which precedes the end
 _FIXED_TIME = (1980, 1, 1, 0, 0, 0)
 
 _read_json = strict_json.reader()
@@ -96,10 +96,9 @@ _log = logging.getLogger(__name__)
 class Manifest:
     """What a recording is, and what it lacks.
 
-    `captured` counts entries by kind. `referenced` counts things with only their names and hashes in the file,
-    `unknown` things that happened and were not seen; both by a description. `ended` is the reason for an incomplete
-    recording.
-    `chain` is the head of the hash chain over the entries, in hex.
+    `captured` counts entries by kind. `referenced` counts things of which the file only has names and hashes, and
+    `unknown` counts things that happened but were not seen, both by a description. `ended` is the reason for an
+    incomplete recording. `chain` is the head of the hash chain over the entries, in hex.
     """
 
     version: int
@@ -196,7 +195,7 @@ class Recording(ShortRepr):
     def in_order(self) -> Iterator[Entry | Step]:
         """Yields the executions in the order of their requests, and in between the entries outside of them.
 
-        Raises RecordingError, also if what waits for the end of an earlier execution takes more than `HELD_BYTES_MAX`.
+        Raises RecordingError, also if more than `HELD_BYTES_MAX` of entries wait for the end of an earlier execution.
         """
         waiting: deque[_Waiting] = deque()
         running: dict[int, _Waiting] = {}
@@ -224,7 +223,7 @@ class Recording(ShortRepr):
             yield left.item()
 
     def _sized_entries(self) -> Iterator[tuple[Entry, int]]:
-        """Yields the entries with the bytes of their lines."""
+        """Yields the entries with the sizes of their lines in bytes."""
         steps = 0
         for number, line in enumerate(self._lines(), 1):
             entry = _entry(number, line)
@@ -294,7 +293,7 @@ class Recording(ShortRepr):
         self.close()
 
     def _checked_zip(self, file: BinaryIO) -> dict[str, int]:
-        """Checks the file's hash and its frame before `zipfile` reads what it says, which may be a bomb."""
+        """Checks the file's hash and structure before `zipfile` reads it, since it may be a zip bomb."""
         size = os.fstat(file.fileno()).st_size
         if size > RECORDING_BYTES_MAX:
             raise RecordingError(f"{self.path} has {size:,} bytes; a recording has at most {RECORDING_BYTES_MAX:,}")
@@ -397,7 +396,7 @@ def _entry(number: int, line: bytes) -> Entry:
 
 @dataclass
 class _Waiting:
-    """An entry outside of executions, or those of an execution; `is_over` when no further one belongs to it."""
+    """An entry outside of executions, or all entries of an execution; `is_over` if no more entries belong to it."""
 
     is_over: bool
     entries: list[Entry] = field(default_factory=list)
@@ -448,9 +447,9 @@ def _digest(file: BinaryIO, size_bytes: int) -> bytes:
 class Recorder(ShortRepr):
     """Writes a recording. Thread-safe. As a context manager, closes it; so does the end of the process.
 
-    `redact_tools` are patterns of names ("crm_*") of host tools whose arguments and answers are left out. What the code
-    prints of them is not: it is output. The file is readable by its owner only, and replaces an existing file of this
-    name when the recording is closed. Raises OSError if the file can't be made; after that, nothing.
+    `redact_tools` are patterns of names ("crm_*") of host tools whose arguments and answers are left out. If the code
+    prints them, they are recorded as its output. The file is readable by its owner only, and replaces an existing file
+    of this name when the recording is closed. Raises OSError if the file can't be made; after that, nothing.
     """
 
     _shows = ("path",)
@@ -461,7 +460,7 @@ class Recorder(ShortRepr):
         self._file = _File(self.path, self.redact_tools)
         self._step = 0
         self._beginning = threading.Lock()
-        # At the exit of the interpreter too, and without a reference to this object.
+        # Also runs at the interpreter's exit. It does not refer to this object.
         self._finalizer = weakref.finalize(self, self._file.close)
 
     @property
@@ -493,7 +492,7 @@ class Recorder(ShortRepr):
         return pb.Payload(blob=pb.BlobRef(blob_id=name, size_bytes=len(data)))
 
     def note(self, what: str, *, unknown: bool = False) -> None:
-        """Counts something that is only referenced, or unknown, in the manifest."""
+        """Counts in the manifest something that is only referenced, or unknown."""
         self._file.count(what, unknown=unknown)
 
     def redacts(self, tool: str) -> bool:
@@ -667,7 +666,7 @@ class FetchedFile(_File):
         super().__init__(path, ())
 
     def finish(self, completeness: service_pb.RecordingCompleteness) -> None:
-        """Takes over what the recording lacks. `close` must follow."""
+        """Adopts the daemon's account of what the recording lacks. `close` must follow."""
         self._ended = self._ended or completeness.ended
         self._redact_tools = tuple(completeness.redacted_tools)
         self._referenced.update(completeness.referenced)

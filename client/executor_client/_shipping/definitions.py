@@ -71,7 +71,7 @@ class Definitions:
         )
 
     def of_library(self, value: object, where: str, *, name: str | None = None) -> str:
-        """Imports an object of Python or of an installed package; to recreate a wrapper, applies its decorator again."""
+        """Imports an object of Python or of an installed package; recreates a wrapper by its decorator."""
         path = import_path(value, name)
         if path is not None and not self.is_users(path[0]):
             return self._imported(*path)

@@ -1,11 +1,11 @@
-"""What all integrations share: options, one client for each event loop, sessions found by name, and errors.
+"""The common parts of all integrations: options, one client for each event loop, sessions found by name, and errors.
 
 A framework keeps a reference to its sandbox, perhaps in a database, and another loop, process or machine uses it later.
 The reference is the session's name, chosen before the session exists. So any number of first uses create one session,
 and a creation that was cancelled halfway can be repeated or attached to.
 
 A program's failure is a result. A lost session or an unreachable daemon is never one: `infrastructure_errors` raises
-the framework's own error for it, so that nobody scores it as the program's output.
+the framework's own error for it, so that it is not scored as the program's output.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ _background_loops: dict[int, asyncio.AbstractEventLoop] = {}
 
 
 def client(options: SessionOptions) -> AsyncExecutorClient:
-    """Returns the running loop's client of the options' daemon. It is shared; nobody closes it."""
+    """Returns the running loop's client of the options' daemon. It is shared and never closed."""
     clients, key = _clients.get(), resolve(options.address, None, options.tls)
     if key not in clients:
         clients[key] = AsyncExecutorClient(options.address, tls=options.tls)
@@ -146,7 +146,7 @@ async def in_background(work: Coroutine[Any, Any, T]) -> T:
 
 
 def blocking(work: Coroutine[Any, Any, T]) -> T:
-    """Runs `work` in the same loop, for callers that have none. Cancels it if the wait is interrupted."""
+    """Runs `work` in the loop of `in_background`, for callers without a loop. Cancels it if the wait is interrupted."""
     future = _in_background(work)
     try:
         return future.result()
@@ -156,13 +156,13 @@ def blocking(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def attached_session(options: SessionOptions, *, framework: str) -> AsyncSession:
-    """Creates a session that ends with this process. The label `framework` tells who made it."""
+    """Creates a session that ends with this process. Its label `framework` names the framework."""
     labels = {"framework": framework, **options.labels}
     return await client(options).create_session(**replace(options, labels=labels).arguments())
 
 
 class NamedSession:
-    """A detached session, found by its name from any loop or process. The label `framework` tells who made it.
+    """A detached session, found by its name from any loop or process. Its label `framework` names the framework.
 
     Made without I/O. The first `get` creates the session, or returns the one of this name. If `must_exist`, and after
     the first `get`, it is never created again: SessionGone is raised for a session that has ended or is lost.
@@ -231,10 +231,10 @@ def infrastructure_errors(make: Callable[[str], Exception], kinds: Kinds = INFRA
 
 
 class Failures:
-    """For frameworks whose tools answer the model with the text of each exception, also of the infrastructure's.
+    """For frameworks whose tools answer the model with the text of each exception, even of an infrastructure error.
 
-    Such a framework calls something of ours before the model's next turn. That raises the last failure, which ends the
-    run, so nobody scores the answer.
+    Such a framework calls our code before the model's next turn. That call raises the last failure, which ends the run,
+    so the answer is not scored.
     """
 
     def __init__(self, make: Callable[[str], Exception] | None = None) -> None:

@@ -57,7 +57,7 @@ class RemoteSandbox(BaseSandbox, contextlib.AbstractContextManager["RemoteSandbo
         return self._session.name
 
     def execute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
-        """Runs a command by bash, or by sh if there is no bash, and returns what it prints on both streams."""
+        """Runs a command with bash, or with sh if there is no bash, and returns the output of both streams."""
         return blocking(self.aexecute(command, timeout=timeout))
 
     async def aexecute(self, command: str, *, timeout: int | None = None) -> ExecuteResponse:
@@ -68,7 +68,7 @@ class RemoteSandbox(BaseSandbox, contextlib.AbstractContextManager["RemoteSandbo
         output, exit_code = done.stdout, done.exit_code
         if done.timed_out:
             output += f"\nthe command was killed after {done.usage.wall_time_s:.0f} s, its timeout\n"
-            exit_code = 124  # as of coreutils' timeout
+            exit_code = 124  # like coreutils' timeout
         return ExecuteResponse(output=output, exit_code=exit_code, truncated=done.omitted_bytes > 0)
 
     def upload_files(self, files: list[tuple[str, bytes]]) -> list[FileUploadResponse]:
@@ -110,7 +110,7 @@ class RemoteSandbox(BaseSandbox, contextlib.AbstractContextManager["RemoteSandbo
 
 
 class _Backend(CompositeBackend):  # type: ignore[misc]
-    """Ends the run if `glob` failed: deepagents looks at `default` before each turn of the model."""
+    """Ends the run if `glob` failed: deepagents reads `default` before each turn of the model."""
 
     def __init__(self, sandbox: RemoteSandbox) -> None:
         self._sandbox, self._failures = sandbox, Failures()

@@ -56,7 +56,7 @@ class RemoteEnvironment(BaseEnvironment):
         """Creates or finds the session. Idempotent."""
         if self._session is None:
             self._session = NamedSession(self._options, self._name, framework="google-adk")
-        with infrastructure_errors(_unavailable):  # not recorded: no tool's call
+        with infrastructure_errors(_unavailable):  # not recorded: this is not a tool call
             await self._session.get()
         self.is_initialized = True
 
@@ -69,8 +69,8 @@ class RemoteEnvironment(BaseEnvironment):
                 await shielded(session.end)
 
     async def execute(self, command: str, *, timeout: float | None = None) -> ExecutionResult:
-        """Runs a command in a shell, in the workspace. A cancelled call kills it. Of large output, head and tail are
-        kept."""
+        """Runs a command in a shell, in the workspace. A cancelled call kills it. Large output is cut to head and
+        tail."""
         with self._failures.recorded():
             processes = (await self._opened().get()).processes
             completed = not_lost(await processes.run(command, timeout_s=timeout))

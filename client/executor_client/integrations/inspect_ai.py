@@ -8,7 +8,7 @@
 
 Inspect finds the name by the entry point `inspect_ai`. A lost session or an unreachable daemon raises the client's own
 error. Inspect fails the sample for it, and repeats it if `retry_on_error` is set. It would show its own
-SandboxUnavailableError to the model and score what the model makes of it, so that error is never raised here.
+SandboxUnavailableError to the model and score the model's reaction, so that error is never raised here.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ class RemoteSandboxEnvironment(SandboxEnvironment):
 
     async def read_file(self, file: str, text: bool = True) -> Any:
         limit = Limits.MAX_READ_FILE_SIZE
-        content = await self._session.files.read(file, max_bytes=limit + 1)  # a file of just the limit may be read
+        content = await self._session.files.read(file, max_bytes=limit + 1)  # a file of exactly the limit may be read
         if len(content) > limit:
             raise OutputLimitExceededError(Limits.MAX_READ_FILE_SIZE_STR, None)
         return content.decode() if text else content

@@ -69,7 +69,7 @@ class RemoteKernel(Kernel):
         except ExecutorClientError as error:
             self._die(error)
         else:
-            if result.state is VariablesState.LOST:  # also of a session that was ended meanwhile
+            if result.state is VariablesState.LOST:  # also for a session that was ended meanwhile
                 self._die(result.error.message if result.error else "the sandbox is lost")
             failure = {} if result.succeeded else _failure(result)
             if result.succeeded and result.output is not None:

@@ -1,4 +1,4 @@
-"""`executor jupyter install`: a kernelspec, by which Jupyter lists and starts kernels in sandboxes."""
+"""`executor jupyter install`: writes a kernelspec, from which Jupyter lists and starts kernels in sandboxes."""
 
 from __future__ import annotations
 

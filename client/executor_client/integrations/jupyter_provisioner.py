@@ -43,7 +43,7 @@ _UNKNOWN_EXIT = 1
 class RemoteProvisioner(KernelProvisionerBase):
     """Runs a kernelspec's command in a session of the daemon. The session ends with the kernel, or with this process.
 
-    All kernels are in the background's loop: a blocking KernelManager's own loop runs only during its calls.
+    All kernels use the background loop: a blocking KernelManager's own loop runs only during its calls.
 
     `metadata.kernel_provisioner.config` of the kernelspec sets its traits.
     """
@@ -67,7 +67,7 @@ class RemoteProvisioner(KernelProvisionerBase):
         return self._process is not None
 
     async def pre_launch(self, **kwargs: Any) -> dict[str, Any]:
-        # Not the manager's `format_kernel_cmd`, which puts in this machine's Python and connection file.
+        # Not the manager's `format_kernel_cmd`, which inserts this machine's Python and connection file.
         arguments = [*self.kernel_spec.argv, *kwargs.pop("extra_arguments", ())]
         command = [each.replace("{connection_file}", _FILE) for each in arguments]
         launch: dict[str, Any] = await super().pre_launch(cmd=command, **kwargs)
@@ -88,7 +88,7 @@ class RemoteProvisioner(KernelProvisionerBase):
 
     async def _launch(self, command: list[str]) -> None:
         await self._stop()
-        await self._close_forwards()  # so no error of the last kernel's connections comes late
+        await self._close_forwards()  # so that the last kernel's connections report no late errors
         if self._broken is not None:
             await self._broken
         session = self._session = await self._usable_session()
@@ -96,7 +96,7 @@ class RemoteProvisioner(KernelProvisionerBase):
         connection = json.dumps({**self._connection(ports), "key": self._key.decode()})
         await session.files.write(_FILE, connection.encode(), mode=0o600)
         self._output_end, self._broken = b"", None
-        env = {**_ENVIRONMENT, **self.kernel_spec.env}  # nothing of this machine's
+        env = {**_ENVIRONMENT, **self.kernel_spec.env}  # without this machine's variables
         self._process = await session.processes.start(command, env=env, merge_stderr=True)
         self._following = asyncio.create_task(self._follow(self._process))
         await asyncio.wait_for(self._listening(session, self._following, ports["hb_port"]), _START_TIMEOUT_S)
@@ -107,7 +107,7 @@ class RemoteProvisioner(KernelProvisionerBase):
             self._local_ports[name] = forward.local_port
 
     async def _usable_session(self) -> AsyncSession:
-        """Returns the session that there is, or a new one."""
+        """Returns the existing session, or a new one if it is gone."""
         if self._session is not None:
             with contextlib.suppress(SessionGone):
                 if (await self._session.refresh()).state is not SessionState.LOST:

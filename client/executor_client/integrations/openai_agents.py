@@ -6,7 +6,7 @@
 Shell, apply-patch, terminals, exposed ports, manifests, snapshots and resume work as with the SDK's own clients. A
 state names its session and holds no token. Import this module before you deserialize one: that registers its class.
 
-The sandbox has one user, so `run_as`, `user=` and accounts in a manifest are refused. Mounts of clouds are not offered.
+The sandbox has one user, so `run_as`, `user=` and accounts in a manifest are refused. Cloud mounts are not offered.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ FRAMEWORK, WORKSPACE = "openai-agents", Path("/workspace")
 
 
 class RemoteSandboxClientOptions(BaseSandboxClientOptions):
-    """Options of one sandbox: the ports that `resolve_exposed_port` may open. All others are the client's."""
+    """Options of one sandbox: the ports that `resolve_exposed_port` may open. The client has all other options."""
 
     type: Literal["remote-executor"] = "remote-executor"
     exposed_ports: tuple[int, ...] = ()
@@ -118,11 +118,11 @@ class _Terminal:
         return self._process
 
     async def write(self, chars: str) -> None:
-        with suppress(PreconditionError):  # it has ended, as the next read tells
+        with suppress(PreconditionError):  # it has ended; the next read returns its result
             await (await self._attached()).write(chars)
 
     async def read(self, timeout_s: float) -> tuple[str, ProcessResult | None]:
-        """Returns the output of the next seconds, and the result if it has ended."""
+        """Returns the output of the next `timeout_s` seconds, and the result if the command has ended."""
         async with self._reading.get():
             process = await self._attached()
             data = await process.read_bytes(timeout_s)
@@ -252,7 +252,7 @@ class RemoteSandboxSession(BaseSandboxSession):
     ) -> PtyExecUpdate:
         """Returns the output of the next moments. A command that has ended is forgotten."""
         if self._terminals.pop(number, None) is not None:
-            self._terminals[number] = terminal  # the last one
+            self._terminals[number] = terminal  # now the most recently used
         with _exec_errors("read_output"):
             text, result = await terminal.read(wait_ms / 1000)
         if result is not None:
@@ -295,7 +295,7 @@ class RemoteSandboxSession(BaseSandboxSession):
     # Files
 
     async def _validate_path_access(self, path: Path | str, *, for_write: bool = False) -> Path:
-        """Refuses a path that leads out of the workspace and the granted directories, also by a link."""
+        """Refuses a path that leads out of the workspace and the granted directories, even through a link."""
         policy = self._workspace_path_policy()
         target = policy.normalize_sandbox_path(path, for_write=for_write)
         with _file_errors(WorkspaceArchiveWriteError if for_write else WorkspaceArchiveReadError, Path(path)):
@@ -376,7 +376,7 @@ class RemoteSandboxClient(BaseSandboxClient[RemoteSandboxClientOptions | None]):
         manifest = self._validate_manifest_for_create(manifest or Manifest())
         _refuse(manifest.users or manifest.groups)
         session_id = uuid.uuid4()
-        resolved = resolve_snapshot(snapshot, str(session_id))  # may fail, so before there is a session
+        resolved = resolve_snapshot(snapshot, str(session_id))  # may fail, so it comes before the session
         session = await self._new()
         state = RemoteSandboxSessionState(
             session_id=session_id,
@@ -440,7 +440,7 @@ def _exec_errors(*command: str) -> AbstractContextManager[None]:
 
 @contextmanager
 def _file_errors(make: ArchiveErrors, path: Path) -> Iterator[None]:
-    """Raises the SDK's error for each of ours: it has one for all failures of files but a missing one."""
+    """Raises the SDK's error for each of ours. It has one for a missing file, and one for all other failures."""
     try:
         yield
     except FileNotFoundError as error:

@@ -67,7 +67,7 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
     ) -> AsyncGenerator[StreamChunk | ExecutionResult, None]:
         """Runs a command in a shell. A cancelled call, or a generator that is left early, kills it.
 
-        Of large output, the final result has head and tail. Raises SandboxTimeoutError after `timeout` seconds.
+        The final result has the head and tail of large output. Raises SandboxTimeoutError after `timeout` seconds.
         """
         return self._stream(command, None, timeout, cwd, env)
 
@@ -130,7 +130,7 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
                     raise OSError(f"{path!r} has more entries than can be listed: {len(listed)}")
         except (FileNotFoundError, NotADirectoryError) as error:
             raise SandboxPathNotFoundError(path) from error
-        # Strands wants None where it is unknown, as what a link leads to.
+        # Strands expects None if an entry may or may not be a directory, as for a link.
         return [
             FileInfo(posixpath.basename(each.path), None if each.is_link else each.is_directory, each.size_bytes)
             for each in listed

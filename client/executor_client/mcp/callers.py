@@ -1,8 +1,9 @@
 """The callers of the HTTP server: for each token a client of the daemon, which authenticates every request.
 
 The server knows no tokens. Calls with one token share a client and so a connection to the daemon. The client is closed
-when the daemon refuses the token, when it was unused for IDLE_S, or when CALLERS_MAX others were used since. Few tokens
-are authenticated at a time for the first time, so that a flood of wrong ones takes no places of known callers.
+when the daemon refuses the token, when it was unused for IDLE_S, or when CALLERS_MAX others were used since. Only
+UNKNOWN_MAX requests with new tokens are authenticated at a time, so that a flood of wrong tokens takes no places of
+known callers.
 """
 
 from __future__ import annotations
@@ -60,7 +61,7 @@ class Callers:
         self._connect = connect
         self._request = request
         self._sessions_max = sessions_max
-        self._callers: dict[str, _Caller] = {}  # the last one was used last
+        self._callers: dict[str, _Caller] = {}  # in order of use, the most recent one last
         self._calls: set[asyncio.Task[object]] = set()
         self._closing: set[asyncio.Task[None]] = set()
 

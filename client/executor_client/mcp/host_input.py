@@ -1,4 +1,4 @@
-"""Relays the host's messages to the SDK, with a size limit and an end that a signal can cause.
+"""Relays the host's messages to the SDK, up to a size limit, until the host or a signal ends the input.
 
 The SDK reads stdin in a thread that only the end of the input wakes up, and it reads lines of any length. So the host's
 stdin is read here and relayed through a pipe. The pipe is closed when the host closes its side, on a stop signal, and

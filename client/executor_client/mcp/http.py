@@ -3,8 +3,8 @@
 Each request brings a token of a tenant, which the daemon authenticates. Between requests nothing is kept here but
 clients of the daemon, so any number of these servers can stand behind one balancer.
 
-`_Gate` refuses requests before the SDK reads them: without a token, too many, too large, too slow. Of a caller that the
-daemon does not know, only the head is read. The SDK checks Host and Origin, against web pages that rebind a name to us.
+`_Gate` refuses requests before the SDK reads them: without a token, too many, too large, too slow. From a caller that
+the daemon does not know, only the head is read. The SDK checks Host and Origin, against DNS rebinding by web pages.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from executor_client.mcp.sessions import Sessions
 
 PATH = "/mcp"
 BODY_BYTES_MAX = 12 << 20
-"""Bytes of a request: a file of 8 MiB in base64, and what surrounds it."""
+"""Bytes of a request: a file of 8 MiB in base64, and the JSON around it."""
 HEAD_TIME_S = 30.0
 """Seconds to wait for the head of a connection's next request."""
 BODY_TIME_S = 30.0
@@ -65,7 +65,7 @@ _REQUEST_REFUSED = -32600
 class HttpOptions:
     """Where to listen. `public_url` is the URL that hosts use, if it differs from the address.
 
-    `authorization_server` issues tokens that the daemon accepts, for hosts that look for one by RFC 9728.
+    `authorization_server` issues tokens that the daemon accepts. Hosts find it by RFC 9728.
     """
 
     host: str
@@ -144,7 +144,7 @@ def serve_http(options: HttpOptions, callers: Callers, started: Callable[[str], 
         )
         try:
             config.load()
-        except OSError as error:  # SSLError is one
+        except OSError as error:  # SSLError is an OSError
             raise ConfigurationError(f"{options.cert} and {options.key} can't be used: {error}") from error
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, _exit)  # uvicorn raises the signal again when it has stopped
@@ -192,7 +192,7 @@ def _application(options: HttpOptions, port: int, callers: Callers) -> ASGIApp:
     # A class, not a function: Starlette passes it the request as it is.
     routes.append(Route(PATH, _Gate(app, callers, challenge)))
     gated = Starlette(routes=routes, lifespan=lifespan)
-    gated.router.redirect_slashes = False  # behind a proxy with TLS, it would lead a host's token to http://
+    gated.router.redirect_slashes = False  # behind a proxy with TLS, it would send a host with its token to http://
     return gated
 
 
@@ -277,7 +277,7 @@ def _token_of(headers: Mapping[str, str]) -> str | None:
 
 
 async def _body_of(request: Request) -> bytes:
-    """Reads the whole body. Raises _Refused if it is too large, too slow or no JSON, and ClientDisconnect."""
+    """Reads the whole body. Raises _Refused if it is too large, too slow or not JSON, and ClientDisconnect."""
     too_large = _Refused(413, f"the request has more than {BODY_BYTES_MAX:,} bytes", connection="close")
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > BODY_BYTES_MAX:
@@ -292,7 +292,7 @@ async def _body_of(request: Request) -> bytes:
     except TimeoutError as error:
         raise _Refused(408, f"the request did not arrive within {BODY_TIME_S:g} s", connection="close") from error
     try:
-        json.loads(body)  # version 1 of the SDK fails with 500 and a traceback for some of what is none
+        json.loads(body)  # version 1 of the SDK fails with 500 and a traceback for some invalid JSON
     except (ValueError, RecursionError) as error:
         raise _Refused(400, "the request is not JSON") from error
     return bytes(body)

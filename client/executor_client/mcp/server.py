@@ -58,7 +58,7 @@ DESTROYS = tool_hints(read_only=False)
 def make_server(lifespan: Callable[[Any], AbstractAsyncContextManager[Callable[[], Sessions]]], *, named: bool) -> Any:
     """Returns a server. The context manager gives a function that returns the sessions of the running call's caller.
 
-    `named`: each call must name its session, since there is no connection to which an unnamed one could belong.
+    `named`: each call must name its session, since without a connection no session can be the default.
     """
     tools: dict[sdk.Tool, ToolAnnotations] = {
         run_python: DESTROYS,
@@ -95,7 +95,7 @@ def connection_lifespan(
     *,
     sessions_max: int,
 ) -> Callable[[Any], AbstractAsyncContextManager[Callable[[], Sessions]]]:
-    """For `make_server`: sessions that live as long as the connection. `connect` is called when that starts."""
+    """For `make_server`: sessions that live as long as the connection. `connect` is called when it starts."""
 
     @asynccontextmanager
     async def lifespan(_: Any) -> AsyncIterator[Callable[[], Sessions]]:

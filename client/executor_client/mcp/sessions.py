@@ -4,7 +4,7 @@
 connection: `tenant_sessions` finds the caller's sessions at the daemon.
 
 A lost session is replaced only on request; until then every call with its name is refused. If the host cancels a call,
-its execution is cancelled, and the call waits until the daemon has received that.
+its execution is cancelled, and the call waits until the daemon has received the cancellation.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The sessions of a tenant over HTTP, where no connection owns them: named sessions at the daemon.
 
 Nothing is remembered between calls, so that any process of the server can serve any call. A session belongs to the
-tenant of the call's token and is detached; its idle time ends it. A name that is new, or that has ended meanwhile,
-gives an empty session, and the result says so.
+tenant of the call's token and is detached; its idle time ends it. A new name, or the name of an ended session, gives an
+empty session, and the result says so.
 
 The daemon's name has a digest of the server's options. So a session with more rights, made by a server with other
 options for the same tenant, is never found here.

@@ -63,7 +63,7 @@ def execute_again(
     ignore: Sequence[str] = (),
     on_step: OnStep = lambda number, how: None,
 ) -> Replayed:
-    """Runs all steps of a recording in new sessions of `client`, which are ended.
+    """Runs all steps of a recording in new sessions of `client`, and ends these sessions.
 
     Steps before `from_step` only rebuild the state: their results are not compared. Nor is the output of commands whose
     text contains one of `ignore`. Raises RecordingError, and the errors of the client if the daemon refuses a setting
@@ -118,7 +118,7 @@ class _Replay:
     # Between steps
 
     def _repeat(self, entry: Entry) -> Difference | None:
-        """Sends to the session what the entry says was sent to the recorded one. Returns a divergence of a command."""
+        """Repeats a recorded request in the session. Returns a divergence of a command."""
         if entry.kind == "session":
             if (found := self.commands.finish()) is None:
                 self._create(entry.fields)
@@ -165,7 +165,7 @@ class _Replay:
         self.until_replayed.enter_context(self.session)
 
     def _send(self, request: Any, places: Iterable[pb.Payload]) -> None:
-        """Sends a recorded request with payloads of its own."""
+        """Sends a recorded request, and uploads its payloads anew."""
         session = self._open_session()
         payloads = [(place, self.recording.payload(place)) for place in places]
         request.session_id = session.session_id

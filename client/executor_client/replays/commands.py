@@ -1,7 +1,7 @@
 """The commands of a recording: what each printed and how it ended, and how they run again.
 
-Commands run next to executions and to each other. So a replay goes through the recorded entries in order, and before it
-goes on it waits until a command has printed what it had printed there: input reaches the same prompt as before.
+Commands run next to executions and to each other. So a replay goes through the recorded entries in order, and at each
+output it waits until the command has printed as much as it had then: input reaches the same prompt as before.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from executor_client.session import Session
 WAIT_S = 30.0
 """Seconds that a command may take longer than three times its recorded time."""
 _MORE_BYTES = 64 * 1024
-"""Bytes that are kept of a stream above twice the recorded ones; with more, it differs."""
+"""Bytes of a stream that are kept beyond twice the recorded ones; a stream with more differs."""
 _PORTS_WAIT_S = 2.0
 """Seconds to wait for what a connection to a port may have caused."""
 _UNKNOWN = "commands whose start is not in the recording"
@@ -55,7 +55,7 @@ class Command:
 
     @property
     def has_end(self) -> bool:
-        """False for a command that runs, or that its session has ended."""
+        """False for a running command, or one that its session ended."""
         return self.end not in ("", "lost")
 
     def add(self, event: pb.ProcessEvent) -> None:
@@ -74,7 +74,7 @@ class Command:
     def differences(self, number: int, got: Command) -> Iterator[Difference]:
         """Yields how another run differs: the end and, unless it is cut, stdout.
 
-        Of a run that the session ended, the beginning of stdout is compared.
+        If the session ended the recorded run, only the beginning of stdout is compared.
         """
         what = name_of(number, self)
         if not (self.is_cut or got.is_cut):
@@ -84,7 +84,7 @@ class Command:
             yield from _differing(f"{what}: end", self.end, got.end or "it still runs")
 
     def notes(self, number: int, got: Command) -> Iterator[Difference]:
-        """Yields what differs and is no divergence: text on stderr."""
+        """Yields differences that are not a divergence: text on stderr."""
         if self.has_end and not (self.is_cut or got.is_cut):
             yield from _differing(f"{name_of(number, self)}: text on stderr", _text(self.stderr), _text(got.stderr))
 
@@ -131,8 +131,9 @@ class _Running:
 class CommandReplay:
     """Runs recorded commands again in a session. `begun` counts them.
 
-    With `ports_used`, connections that the recording lacks may have made a command print or end. So one that still runs
-    is no divergence, but unverified. So is the output of commands whose text contains one of `ignore`.
+    With `ports_used`, connections that the recording lacks may have made a command print or end. So a command that
+    still runs is not a divergence, but unverified. The output of commands whose text contains one of `ignore` is
+    unverified, too.
     """
 
     def __init__(self, *, ports_used: bool, ignore: Sequence[str]) -> None:
@@ -144,7 +145,7 @@ class CommandReplay:
         self._commands: dict[str, _Running] = {}
 
     def repeat(self, session: Session, entry: Entry) -> Difference | None:
-        """Does what the entry says was done, or waits for what it says has happened. Returns a divergence."""
+        """Repeats a recorded request, or waits for recorded output. Returns a divergence."""
         message: Any = entry.message()
         if entry.kind == "command":
             if message.process_id not in self._commands:
@@ -166,7 +167,7 @@ class CommandReplay:
     def finish(self) -> Difference | None:
         """Compares the commands of a session that were refused or had not ended. Returns the first divergence.
 
-        Commands that come later are another session's.
+        Later commands belong to another session.
         """
         commands, self._commands = self._commands, {}
         for running in commands.values():
@@ -196,7 +197,7 @@ class CommandReplay:
             with session._transport.waits() as waits:
                 process = session.processes._asked_for(again, waits)
                 process._begin()
-        except (InvalidRequest, FileError, ResourceExhaustedError) as error:  # no such program or directory, no place
+        except (InvalidRequest, FileError, ResourceExhaustedError) as error:  # no such program or directory, too many
             got.end = f"refused: {error.message}"
         else:
             running.process = process
@@ -227,7 +228,7 @@ class CommandReplay:
 
 
 def _follow(process: Process, running: _Running, ends_s: float) -> bool:
-    """Reads until a command has printed and ended as far as recorded, or printed far more. False if time is over."""
+    """Reads until a command has printed and ended as far as recorded, or printed far more. False if the time is up."""
     expected, got = running.expected, running.got
     try:
         while process.result is None and (expected.has_end or len(got.stdout) < len(expected.stdout)):

@@ -1,8 +1,8 @@
 """Compares executions: two of recordings, or a recorded one and its repetition.
 
-Texts are compared by `RULES` only: what else differs, such as times and random numbers, is a difference. Usage and
-tracebacks are not compared. Text on stderr is: progress bars, times and notices of programs differ from run to run, so
-it is no divergence, but a note.
+Only `RULES` make unequal texts alike: times, random numbers and anything else that varies are differences. Usage and
+tracebacks are not compared. Text on stderr is compared, but a difference is only a note, not a divergence: progress
+bars, times and notices of programs differ from run to run.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ RULES = (
     (re.compile(r"\bin \d+(\.\d+)? ?s\b"), "in … s"),  # durations, as test runners print them
     (re.compile(_LISTED, re.MULTILINE), r"\1 \2 … \3 … "),  # owners and times of files, as `ls -l` prints them
 )
-"""What is replaced in both texts before they are compared."""
+"""Replacements in both texts before they are compared."""
 
 TEXT_CHARS_MAX = 300
 _VALUE_CHARS_MAX = 100_000
@@ -68,7 +68,7 @@ def difference(step: int, expected: ExecutionResult, got: ExecutionResult) -> Di
 
 
 def notes(step: int, expected: ExecutionResult, got: ExecutionResult) -> list[Difference]:
-    """Returns what differs in two results and is no divergence."""
+    """Returns the differences of two results that are not a divergence."""
     found = differing(step, "text on stderr", expected.stderr, got.stderr)
     return [] if found is None else [found]
 

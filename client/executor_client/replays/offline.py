@@ -1,4 +1,4 @@
-"""A session that a recording answers: nothing runs, and no daemon is needed. It checks that it is used as it was."""
+"""A session that a recording answers: nothing runs, and no daemon is needed. Checks that it is used as recorded."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class _NoLease(ClientLease):
 class RecordedSession(Session):
     """Answers executions from a recording. Raises Diverged for other code, tools or variables than the recorded ones.
 
-    Raises InvalidRequest for what a recording can't answer: files, processes, ports, variables, savepoints.
+    Raises InvalidRequest for calls that a recording can't answer: files, processes, ports, variables, savepoints.
     """
 
     def __init__(self, recording: Recording, items: Iterator[Entry | Step], info: SessionInfo) -> None:

@@ -1,7 +1,7 @@
 """Writes a recording, or a session, as one HTML file, which loads nothing and runs nothing.
 
-The page has a Content-Security-Policy without scripts. Each text is escaped, control characters and those that turn the
-direction of text included. Images are decoded and written anew; HTML and SVG of the sandbox are not shown.
+The page has a Content-Security-Policy without scripts. Each text is escaped, including control characters and those
+that change the direction of text. Images are decoded and encoded again; HTML and SVG of the sandbox are not shown.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def calls_of(recording: Recording, step: Step) -> list[RecordedCall]:
 
 
 def answer_of(recording: Recording, answer: service_pb.SubmitToolResultRequest, *, is_final: bool) -> Answer:
-    """Returns a recorded answer as it is sent to the sandbox; of a final answer, only that there is one."""
+    """Returns a recorded answer as it is sent to the sandbox, which does not receive the value of a final answer."""
     if answer.HasField("error"):
         return Answer(error=answer.error)
     packed = recording.payload(answer.value.packed)

@@ -1,6 +1,6 @@
 """Turns a recording, or the events of executions, into frames: what happened, when, as texts and checked images.
 
-The texts are those of the recording. Whoever shows them must escape them.
+The texts come unescaped from the recording. Code that shows them must escape them.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ARGUMENT_CHARS_MAX = 2_000
 ANSWER_CHARS_MAX = 4_000
 NAMES_SHOWN = 20
 PIXELS_MAX = 4 * IMAGES_PIXELS_MAX
-"""Pixels of all images of one timeline that are decoded. It may hold millions of small files with large images."""
+"""Pixels of all decoded images of one timeline, which may hold millions of small files with large images."""
 
 _read_json = strict_json.reader()
 
@@ -69,7 +69,7 @@ Shown = tuple[FrameKind, str, Image | None]
 class Timeline:
     """Turns events into frames, which it yields as kind, text and image.
 
-    `payload` returns the bytes of a payload; what it raises passes through.
+    `payload` returns the bytes of a payload; its errors pass through.
     """
 
     payload: Callable[[pb.Payload], bytes]
@@ -145,7 +145,7 @@ def moment_text(time_s: float) -> str:
 
 
 def lacking(manifest: Manifest) -> list[str]:
-    """Lists what happened and is not in a recording; empty if it is complete."""
+    """Lists what a recording lacks; empty if it is complete."""
     return [*([manifest.ended or "its end"] * (not manifest.complete)), *_counted(manifest.unknown)]
 
 
@@ -290,7 +290,7 @@ def _model_answer(recording: Recording, payload: object) -> str:
         if isinstance(found, Mapping) and isinstance(found.get("content"), str):
             return str(found["content"])
         return json.dumps(found, indent=1, ensure_ascii=False)
-    except (strict_json.NotJson, RecursionError) as error:  # what can just be read may be nested too deeply to be shown
+    except (strict_json.NotJson, RecursionError) as error:  # readable JSON may be nested too deeply to be shown
         raise RecordingError(f"the recording can't be read: a model's answer is not JSON: {error}") from error
 
 

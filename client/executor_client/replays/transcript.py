@@ -13,7 +13,7 @@ from executor_client._core.terminal import shown
 from executor_client.replays.timeline import Frame, FrameKind
 
 PAUSE_S_MAX = 5.0
-"""Seconds that a player waits at most for the next frame."""
+"""The longest time that a player waits for the next frame, in seconds."""
 COLUMNS, ROWS = 110, 32
 
 _MARGIN = " " * 11 + "│ "
@@ -32,7 +32,7 @@ _COLOURS = {"dim": "2", "bold": "1", "red": "31", "blue": "34", "magenta": "35",
 
 @dataclass(frozen=True)
 class Piece:
-    """Text to write `at_s` seconds after the begin, and its style: the name of a colour, "dim" or "bold", or ""."""
+    """Text to write `at_s` seconds after the start, and its style: the name of a colour, "dim" or "bold", or ""."""
 
     at_s: float
     text: str
@@ -41,7 +41,7 @@ class Piece:
 
 def pieces(frames: Iterable[Frame]) -> Iterator[Piece]:
     """Yields the text of a transcript. Printed text continues its line; each other frame begins one, with its time."""
-    open_for: tuple[int, FrameKind] | None = None  # whose unfinished line is the last one
+    open_for: tuple[int, FrameKind] | None = None  # the step and kind whose line is unfinished
     for frame in frames:
         printed = frame.kind in (FrameKind.OUTPUT, FrameKind.ERRORS)
         text = shown(frame.text)

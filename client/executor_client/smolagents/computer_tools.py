@@ -80,7 +80,7 @@ class _SessionTool(smolagents.Tool):  # type: ignore[misc]  # smolagents is unty
 
 
 class ShellTool(_SessionTool):
-    """Runs commands by bash, or `/bin/sh` if the image has none, in the agent's session."""
+    """Runs commands with bash, or `/bin/sh` if the image has none, in the agent's session."""
 
     name = "shell"
     description = (

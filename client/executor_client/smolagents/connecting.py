@@ -23,8 +23,8 @@ def connect(
     on_wait: OnWait,
     on_approval: OnApproval | None,
 ) -> ExecutorClient:
-    """Returns a client. Without an `on_approval` it asks at this process's terminal, if there is one, the policy leaves
-    anything to a person, and the caller may decide.
+    """Returns a client. Without an `on_approval`, it asks at this process's terminal if there is one, if the policy
+    leaves anything to a person, and if the caller may decide.
 
     Raises ExecutorClientError.
     """

@@ -113,8 +113,8 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
     `record` is a path, such as "run.rxr": `cleanup` writes a recording of all sessions there, with the calls of the
     model if the agent is our `CodeAgent` (see `Session.record`). A `Recorder` can be given instead, and is not closed.
 
-    `on_approval` decides requests that the policy leaves to a person, as that of `ExecutorClient`. By default they are
-    asked at the terminal of this process, if it has one and the client may decide.
+    `on_approval` decides requests that the policy leaves to a person, like that of `ExecutorClient`. By default, this
+    process asks at its terminal, if it has one and the client may decide.
 
     Raises `InvalidRequest` for unknown limits. A request beyond the policy is refused on first use, before the first
     call of the model; `PolicyViolationError` then lists every violation.

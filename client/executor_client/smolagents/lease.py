@@ -99,7 +99,7 @@ class SessionLease:
         self._limits = Limits()
         self._contents = _Contents()
         self._warned: set[str] = set()
-        self._has_run = False  # the agent's code, in the current session
+        self._has_run = False  # True once the agent's code has run in the current session
 
     @property
     def variable_names(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class SessionLease:
 
     @property
     def owns_session(self) -> bool:
-        """True if sessions are created here, so they are ended and replaced here."""
+        """True if this object creates its sessions, so it also ends and replaces them."""
         return self._existing is None
 
     @property
@@ -229,7 +229,7 @@ class SessionLease:
         return True
 
     def set_variables(self, variables: Mapping[str, Any]) -> None:
-        """Sets variables now and in every later interpreter. Raises `SessionReplaced` if that is in a new session."""
+        """Sets variables now and in every later interpreter. Raises `SessionReplaced` if a new session got them."""
 
         def put(session: Session) -> None:
             session.set_variables(dict(variables))
@@ -260,7 +260,7 @@ class SessionLease:
             raise
 
     def execute(self, code: str, run: Callable[[Session], ExecutionResult]) -> ExecutionResult:
-        """Runs code by `run`, and restores the variables if the interpreter was replaced.
+        """Runs code with `run`, and restores the variables if the interpreter was replaced.
 
         Raises `SessionReplaced`, after replacing the session, if it is gone and there is no result.
         """
@@ -297,7 +297,7 @@ class SessionLease:
             raise EvaluationError(f"the session can't evaluate it: {error}", reason=error.reason) from error
 
     def variables(self, names: Iterable[str] | None) -> dict[str, Any]:
-        """Returns variables of the current session, all that hold data without `names`; none without a session.
+        """Returns variables of the current session; without `names`, all that hold data. Empty without a session.
 
         Raises EvaluationError as `evaluate` does. Waits for running code.
         """

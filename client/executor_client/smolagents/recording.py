@@ -1,6 +1,6 @@
 """Records an agent's calls of its model, in the recording of its executor.
 
-The agent gets another object in place of its model, which passes everything on. The model itself may serve other agents
+An object that passes everything on replaces the agent's model. The model itself is unchanged: it may serve other agents
 that are not recorded.
 """
 
@@ -35,9 +35,9 @@ def record_model(agent: Any) -> None:
 
 
 def json_of(value: Any) -> Any:
-    """Returns what a model was sent, or answered, as JSON: dataclasses as objects, images by the hash of their pixels.
+    """Returns the input or answer of a model as JSON: dataclasses as objects, images by the hash of their pixels.
 
-    Anything else is the name of its type: its text may hold an address, and differ from run to run.
+    Any other value becomes the name of its type: its text may hold an address, and differ from run to run.
     """
     if value is None or (isinstance(value, bool | int | float | str) and not isinstance(value, Enum)):
         return value
@@ -62,7 +62,7 @@ class _RecordedModel:
         self._recorded_model, self._recorded_by = model, executor
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_recorded_"):  # a copy that is being made
+        if name.startswith("_recorded_"):  # a copy, whose `__init__` did not run
             raise AttributeError(name)
         found = getattr(self._recorded_model, name)
         if name == "generate":
@@ -71,7 +71,7 @@ class _RecordedModel:
             return functools.partial(self._generate_stream, found)
         return found
 
-    @property  # type: ignore[misc]  # isinstance then says what it said
+    @property  # type: ignore[misc]  # so isinstance still finds the model's class
     def __class__(self) -> Any:
         return type(self._recorded_model)
 
@@ -99,7 +99,7 @@ class _RecordedModel:
         if recorder is None:
             yield []
             return
-        # The messages are stored before the call: the agent goes on with them.
+        # The messages are stored before the call, because the agent may change them later.
         fields: dict[str, Any] = {
             "model": str(getattr(self._recorded_model, "model_id", None) or type(self._recorded_model).__name__),
             "messages": [_stored(recorder, json_of(each)) for each in messages],

@@ -1,4 +1,4 @@
-"""Runs an agent offline: its model and its executor answer from a recording, and check that they are asked the same."""
+"""Runs an agent offline: its model and executor answer from a recording, and check that they get the same input."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class RecordedModel(Model):  # type: ignore[misc]  # smolagents is untyped
 
 
 def _lines(value: Any) -> str:
-    """Returns JSON as text, with the lines of its texts as lines."""
+    """Returns JSON as text, in which line breaks of its strings are real line breaks."""
     return json.dumps(value, indent=1, ensure_ascii=False, sort_keys=True).replace("\\n", "\n")
 
 

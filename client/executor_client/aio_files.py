@@ -56,7 +56,7 @@ class AsyncSessionFiles(ShortRepr):
 
         A file appears whole or not at all. It keeps its mode (a new file gets 0o644), unless `mode` gives another. Data
         is written in place if it is appended, if the directory is not writable, or if another user owns the file. If
-        the connection breaks then, a part of the data may be there, and an append is not repeated (DaemonError). Raises
+        the connection breaks then, a part of the data may be there; an append is not repeated (DaemonError). Raises
         FileError, and PolicyViolationError or ResourceExhaustedError for a file that is too large.
         """
         return await self._put(content_of(data), path, append=append, mode=mode)

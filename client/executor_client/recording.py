@@ -96,7 +96,7 @@ _log = logging.getLogger(__name__)
 class Manifest:
     """What a recording is, and what it lacks.
 
-    `captured` counts entries by kind. `referenced` counts things of which the file only has names and hashes, and
+    `captured` counts entries by kind. `referenced` counts things whose names and hashes alone are in the file, and
     `unknown` counts things that happened but were not seen, both by a description. `ended` is the reason for an
     incomplete recording. `chain` is the head of the hash chain over the entries, in hex.
     """

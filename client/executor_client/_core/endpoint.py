@@ -135,7 +135,7 @@ def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None
     token = token or os.environ.get(TOKEN_VARIABLE)
     if not token:
         token_from = str(state_dir() / "token")
-        # The user's own daemon requires its token; another one may identify its callers by the user of a Unix socket.
+        # The user's own daemon requires its token; a daemon at a given Unix socket may identify users by their sockets.
         token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
     if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
         raise ConfigurationError("the token has characters that can't be sent; use printable ASCII without spaces")

@@ -100,7 +100,7 @@ def _drop_typed(terminal: int) -> None:
 
 
 def _write(terminal: int, text: str) -> None:
-    """Writes text. It is printable, as all text of an `Approval`."""
+    """Writes text, which is printable, like all text of an `Approval`."""
     data = text.encode("ascii", "backslashreplace")
     while data:
         data = data[os.write(terminal, data) :]

@@ -71,7 +71,7 @@ class Definitions:
         )
 
     def of_library(self, value: object, where: str, *, name: str | None = None) -> str:
-        """Imports an object of Python or of an installed package; recreates a wrapper by its decorator."""
+        """Imports an object of Python or of an installed package; recreates a wrapper by decorating again."""
         path = import_path(value, name)
         if path is not None and not self.is_users(path[0]):
             return self._imported(*path)

@@ -16,7 +16,7 @@ _MODES: dict[int, bool] = {
     5: False,  # reverse video
     6: False,  # origin at the margins
     7: True,  # lines wrap
-    9: False,  # mouse reports, like those from 1000 on
+    9: False,  # mouse reports, like 1000 to 1003, 1005, 1006, 1015 and 1016
     25: True,  # the cursor is visible
     47: False,  # the alternate screen, like 1047 and 1049
     1000: False,

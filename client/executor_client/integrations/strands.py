@@ -130,7 +130,7 @@ class RemoteSandbox(Sandbox, HookProvider, contextlib.AbstractContextManager["Re
                     raise OSError(f"{path!r} has more entries than can be listed: {len(listed)}")
         except (FileNotFoundError, NotADirectoryError) as error:
             raise SandboxPathNotFoundError(path) from error
-        # Strands expects None if an entry may or may not be a directory, as for a link.
+        # Strands expects None if it is unknown whether an entry is a directory, as for a link.
         return [
             FileInfo(posixpath.basename(each.path), None if each.is_link else each.is_directory, each.size_bytes)
             for each in listed

@@ -65,7 +65,7 @@ _REQUEST_REFUSED = -32600
 class HttpOptions:
     """Where to listen. `public_url` is the URL that hosts use, if it differs from the address.
 
-    `authorization_server` issues tokens that the daemon accepts. Hosts find it by RFC 9728.
+    `authorization_server` issues tokens that the daemon accepts. Hosts find that server by RFC 9728.
     """
 
     host: str

@@ -197,7 +197,7 @@ class CommandReplay:
             with session._transport.waits() as waits:
                 process = session.processes._asked_for(again, waits)
                 process._begin()
-        except (InvalidRequest, FileError, ResourceExhaustedError) as error:  # no such program or directory, too many
+        except (InvalidRequest, FileError, ResourceExhaustedError) as error:  # no program, directory or capacity
             got.end = f"refused: {error.message}"
         else:
             running.process = process

@@ -89,8 +89,8 @@ class Checkpoints:
     async def _export_variables(self, archives: StateArchives, spools: ExitStack) -> tuple[Spool, Part, StateManifest]:
         """Opens a spool when the first part has come, and fills it with the variables.
 
-        Not earlier: the request waits in the guest behind running executions, for as long as these take, and a tenant
-        may have few spools at one time.
+        The spool is not opened earlier because the request first waits in the guest behind running executions, and a
+        tenant may have only a few spools at one time.
         """
         request = Request[bytes | StateManifest](_variables_part, self._session.hold_reading)
         max_bytes = self._session.spec.state.max_bytes
@@ -124,9 +124,9 @@ class Checkpoints:
     async def restore_state(self, archives: StateArchives, chunks: AsyncIterator[bytes]) -> StateManifest:
         """Restores an archive into this session. Returns what was restored, and what could not be.
 
-        The same archive again gets the same answer. Raises PolicyViolation, InvalidRequest (no archive, or not whole),
-        Forbidden (another daemon's or tenant's), PreconditionFailed (the session has been used, or is lost),
-        ResourceExhausted (larger than allowed).
+        The same archive again gets the same answer. Raises PolicyViolation, InvalidRequest (not an archive, or an
+        incomplete one), Forbidden (another daemon's or tenant's archive), PreconditionFailed (the session has been
+        used, or is lost), ResourceExhausted (larger than allowed).
         """
         self._session.require_alive()
         check_state_restore(self._session.spec)

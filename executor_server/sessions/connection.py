@@ -9,7 +9,7 @@ There is one connection at a time, in one of five states:
 Invariant: exactly one task works on a state other than UP and PAUSED, and only that task leaves the state. Every
 transition out of UP and PAUSED happens in one step of the event loop (test and assignment without an await between) and
 spawns that task. So two callers that send a frame to a paused session wake it once, and a ping that finds the guest
-silent cannot start a second renewal beside a first one.
+silent cannot start a second renewal while the first one runs.
 
 Nothing is lost in any state. The channel keeps each frame until the guest has acknowledged it and sends it when the
 connection is UP again; the guest does the same. So callers need not know the state or wait for UP.
@@ -23,14 +23,15 @@ Races:
   that crosses the hang-up is delayed, not lost, since the guest repeats it.
 - A pause fails, and it is unknown whether the sandbox stopped. `_pause` returns None then; waking is attempted but not
   required, since a sandbox that never stopped accepts a connection.
-- The connection breaks as soon as it was made. `_connect_once` sets UP only if the channel is still connected;
+- The connection breaks as soon as it is made. `_connect_once` sets UP only if the channel is still connected;
   otherwise `on_lost` has set BROKEN already, and UP would hide that.
 - The session is closed during a pause or a wake. The channel is closed then, and the task stops without giving up.
 
 Attack. A guest that hangs up repeatedly would keep the daemon connecting, and each connection spends a token of a
-finite chain (guest/wire/tokens.py). So breaks are counted: within an hour where the network itself may break, over the
-whole life otherwise. After connections that moved no frame, the waits grow. Each token is noted in the registry before
-it is sent; a daemon that is killed in between skips one instead of repeating it, which the guest would refuse.
+finite chain (guest/wire/tokens.py). So breaks are counted: over the last hour if the network itself may break, over the
+session's whole life otherwise. While connections break without having moved a frame, the waits between them grow. Each
+token is noted in the registry before it is sent. If the daemon is killed in between, the next one skips that token
+instead of repeating it; the guest would refuse a repeated token.
 
 A connection that can't be renewed in time costs the session: `give_up_guest`, with the reason.
 """
@@ -59,14 +60,14 @@ from executor_server.sessions.journal import Registry
 if TYPE_CHECKING:
     from executor_server.sessions.session import Session
 
-# Seconds until a sandbox that could not be paused is tried again.
+# Seconds after a failure to pause a sandbox until pausing is tried again.
 _PAUSE_AGAIN_S = 3600.0
-# Later tokens to try when one is refused: an earlier daemon may have sent tokens that it could not note. Fewer than a
-# guest accepts to skip (guest/wire/tokens.py), even over several daemons.
+# How many later tokens are tried when one is refused: an earlier daemon may have sent tokens that it could not note.
+# Fewer than a guest is willing to skip (guest/wire/tokens.py), even over several daemons.
 _MAX_LATER_TOKENS = 32
 # Attempts to get the listener for the egress proxy out of a sandbox.
 _LISTENER_ATTEMPTS = 3
-# Unanswered pings after which such a connection counts as broken.
+# Unanswered pings after which a connection over an unreliable network counts as broken.
 _SILENT_PINGS = 2
 
 _log = structlog.get_logger(__name__)
@@ -84,7 +85,7 @@ class ConnectionState(enum.Enum):
 class ConnectionTimes:
     """The time limits of a connection, in seconds."""
 
-    # For a backend to stop a sandbox, and to wake it: a cloud writes the memory out, gigabytes at times.
+    # For a backend to pause a sandbox, and to wake it; a cloud may have to write out gigabytes of memory.
     pause_s: float = 120.0
     wake_s: float = 120.0
     # For the guest to answer over an unreliable network, and the bounds of the waits between attempts. Shorter than
@@ -115,7 +116,7 @@ class GuestConnection:
         self._channel = channel
         self._registry = registry
         self._breaks: deque[float] = deque()
-        self._fruitless = 0  # connections in a row over which no frame went before they broke
+        self._fruitless = 0  # connections in a row that broke before they moved a frame
         self._position = channel.position  # when the last connection broke
         self._wanted = False  # True when a frame was sent while the sandbox was being paused
         self._pause_after_s = 0.0  # monotonic time before which it is not paused
@@ -215,7 +216,7 @@ class GuestConnection:
             raise SandboxFailure(f"the channel broke {len(self._breaks)} times")
 
     async def _hold_off(self) -> None:
-        """Waits before the next connection when the last ones moved no frame; else a bad network soon uses up all."""
+        """Waits if the last connections moved no frame; otherwise a bad network would soon use up all reconnections."""
         position, self._position = self._position, self._channel.position
         self._fruitless = self._fruitless + 1 if position == self._position else 0
         if self._fruitless:

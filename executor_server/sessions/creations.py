@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from executor_server.core import NotFound, Reason
 from executor_server.sessions.session import Session
 
-# Ids remembered of requests that were withdrawn before they arrived; a withdrawal overtakes its request by moments.
+# How many ids of requests are remembered that were withdrawn before they arrived. A withdrawal overtakes its request by
+# moments only.
 _MAX_WITHDRAWN = 4096
 
 RequestKey = tuple[str, str]
@@ -25,7 +26,7 @@ RequestKey = tuple[str, str]
 class _Creation:
     session: asyncio.Future[Session]
     lease_id: str | None = None  # the lease that will hold the session
-    name: str = ""  # that the session will have
+    name: str = ""  # of the future session
 
     @property
     def made(self) -> Session | None:
@@ -103,7 +104,7 @@ class Creations:
         return sum(creation.session.cancel() for creation in waiting if creation.lease_id == lease_id)
 
     async def close(self) -> None:
-        """Cancels all of them."""
+        """Cancels all creations that are under way."""
         pending = [creation.session for creation in self._creations.values()]
         for session in pending:
             session.cancel()

@@ -118,7 +118,7 @@ class Executions:
         `savepoint`: take one before it. `branch`: run it in a copy of the interpreter, and leave the session as it was.
 
         Raises InvalidRequest (the id names other code), PreconditionFailed (the session is lost), Unavailable (the
-        daemon drains), ResourceExhausted (the queue is full), PolicyViolation, and what admission refuses with.
+        daemon drains), ResourceExhausted (the queue is full), PolicyViolation, and admission's refusals.
         """
         request = ExecutionRequest(execution_id, code, mode, limits, savepoint, branch)
         known = self.journal.known_as(request)
@@ -244,7 +244,7 @@ class Executions:
             self._observer.execution_recovered(self._session.facts, execution_id)
 
     def report_to(self, recorder: SessionRecorder) -> None:
-        """Records the events that are kept of executions that an earlier daemon started."""
+        """Lets the recorder record an earlier daemon's executions: their kept events, and each new one."""
         for execution in self.journal.state.executions.values():
             execution.report_to(recorder.event)
 
@@ -265,7 +265,7 @@ class Executions:
         """Waits for the decision on a held tool call, and acts on it."""
         spec = self._session.spec
         wanted = tool_to_ask(spec, call.name)
-        ruling = Ruling(Decision.ONCE)  # a newer policy may not ask for it any more
+        ruling = Ruling(Decision.ONCE)  # a newer policy may no longer require an approval
         if wanted is not None:
             ruling = await self._approvals.ask(
                 self._session.facts.owner.tenant,
@@ -279,7 +279,7 @@ class Executions:
             )
         if (execution_id, call.call_id) not in self.journal.state.held:
             return  # the execution has ended
-        # Checked now: the policy may be another one, and a call that nobody gets is no call.
+        # Checked only now: the policy may have changed, and a call that no client gets does not count.
         refusal = self.refusal_of(execution_id, call) if ruling.approved else ruling.reason
         if refusal is None:
             self.journal.release(execution_id, call.call_id)

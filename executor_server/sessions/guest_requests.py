@@ -68,7 +68,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-# Open requests of one session; with the executions that may wait, fewer than the jobs that the guest queues.
+# Open requests of one session; together with the executions that may wait, fewer than the jobs that the guest queues.
 _MAX_OPEN = 32
 
 
@@ -111,7 +111,7 @@ class GuestRequests:
         self._digests = BlobDigests()
 
     def number_from_here(self) -> None:
-        """Begins with numbers that no earlier daemon used, since the guest may still answer one of its requests."""
+        """Begins with numbers that no earlier daemon used, since the guest may still answer that daemon's requests."""
         self._next_op = self._channel.connections << 32
 
     @property
@@ -258,7 +258,7 @@ class GuestRequests:
         in_part = False
         try:
             await self._admission.file_put(self._session.facts, path, size_bytes, tar=tar)
-            in_part = tar or append  # what breaks off leaves its beginning in the sandbox, so it counts
+            in_part = tar or append  # if it breaks off, its first part stays in the sandbox, so it counts
             return await self.write_file(path, size_bytes, chunks, tar=tar, append=append, mode=mode)
         except ExecutorError:
             self.puts -= not in_part
@@ -345,7 +345,7 @@ class GuestRequests:
         return _answered(await self.ask(listing, lambda op: FileList(op=op, path=path, recursive=recursive)))
 
     async def manage_file(self, action: str, path: str, **options: Any) -> FileInfo | None:
-        """Does an action of ManageFile, whose `options` it takes. Returns the description, except of a removal."""
+        """Does an action of ManageFile with its `options`. Returns the file's description; None for a removal."""
         self._session.require_alive()
         if action in ("mkdir", "move", "remove"):
             facts = {"action": action, "path": path, "target": options.get("target", "")}

@@ -59,11 +59,11 @@ class SessionManager:
         hooks: SessionHooks | None = None,
         clock: Callable[[], float] = steady_s,
     ) -> None:
-        """`clock` tells how long clients have been silent."""
+        """`clock` measures how long clients have been silent."""
         self._reading = ReadingShares()
         memory = JournalMemory(settings.journal_total_bytes, settings.max_sessions)
         self._hooks = replace(hooks or SessionHooks(), reading=self._reading, memory=memory)
-        self._policy: Policy | None = None  # in force; None: sessions keep what approved them
+        self._policy: Policy | None = None  # in force; None: sessions keep the policy that approved them
         self._backend = backend
         self._registry = registry
         self._settings = settings
@@ -154,7 +154,7 @@ class SessionManager:
         try:
             return await asyncio.shield(creation)
         except asyncio.CancelledError:
-            if creation.cancelled() and not self._stopping:  # else the caller is what was cancelled
+            if creation.cancelled() and not self._stopping:  # else the caller itself was cancelled
                 raise withdrawn() from None
             raise
 
@@ -273,7 +273,7 @@ class SessionManager:
             await asyncio.shield(self._begin_end(session, SessionEnd.DELETED))
 
     async def kill(self, session_id: str) -> None:
-        """Ends a session as `delete`, of any tenant. Raises NotFound."""
+        """Ends a session of any tenant, as `delete` does. Raises NotFound."""
         await asyncio.shield(self._begin_end(self.find(session_id), SessionEnd.KILLED))
 
     def on_end(self, call: Callable[[Session, str], None]) -> None:

@@ -1,10 +1,10 @@
-"""Finds the modules that a session needs and its image lacks, and the packages that bring them where the policy adds
-packages by itself.
+"""Finds the modules that a session needs and its image lacks. If the policy adds packages by itself, also finds the
+packages that bring these modules.
 
-A new sandbox is asked, before any code of a client has run there, so that the client learns of missing modules before
-it runs code. The answer is remembered by the image's fingerprint, and each spec's last fingerprint with it. So the next
-session of the same spec gets its packages at once, a repeated request uses up no sandbox while its environment is being
-built, and a refusal can name images that have the modules. Modules of the standard library count as present.
+The guest of a new sandbox looks for the modules before any client code has run there, so that the client learns early
+which are missing. The daemon remembers the answer by the image's fingerprint, and the last fingerprint of each spec. So
+the next session of the same spec gets its packages at once, a repeated request uses up no sandbox while its environment
+is being built, and a refusal can name images that have the modules. Modules of the standard library count as present.
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ImageModules:
     def __init__(self) -> None:
         self._known: dict[str, dict[str, bool]] = {}
         self._specs: dict[SandboxSpec, str] = {}  # the last fingerprint of each, the newest last
-        self._images: dict[str, str] = {}  # the same of each image without packages
+        self._images: dict[str, str] = {}  # the last fingerprint of each image without packages
 
     def note(self, spec: SandboxSpec, fingerprint: str) -> None:
         """Notes the fingerprint of a sandbox that was made of this spec."""
@@ -126,7 +126,7 @@ class ImageModules:
         )
 
     async def missing(self, fingerprint: str, patterns: Iterable[str], ask: Ask) -> tuple[str, ...]:
-        """Returns the top-level modules of the patterns that the image lacks; `ask` returns those of some."""
+        """Returns the top-level modules of the patterns that the image lacks; `ask` finds those among given modules."""
         known = self._known_of(fingerprint)
         modules = top_modules(patterns)
         unknown = [name for name in modules if name not in known]

@@ -10,11 +10,11 @@ result waits until the proxy has reported all it did (`settle`). Background traf
 the session alone, except for bytes of the last fifth of a second before an execution begins, since the proxy sums bytes
 up for that long.
 
-Notices. A refusal, or an end of a connection that the program could not guess, is a line in the log of the step: once
-for each host and port, up to a limit. The notice of a refusal is a frame to the guest, which prints it after the
-program's output; it is sent before the proxy answers the program, so it precedes the end of the step. A program may see
-the end of a connection before the daemon does. So this notice, and any notice while a result waits, is written to the
-journal instead: through the guest it could come too late for the step.
+Notices. A refusal, or the end of a connection for a reason that the program could not guess, becomes a line in the log
+of the step: once for each host and port, up to a limit. The notice of a refusal is a frame to the guest, which prints
+it after the program's output; it is sent before the proxy answers the program, so it precedes the end of the step. A
+program may see the end of a connection before the daemon does. So this notice, and any notice while a result waits, is
+written to the journal instead: through the guest it could come too late for the step.
 
 Quotas. A tenant's quota covers all its sessions, and reports come late. So a session may move only a window of bytes
 beyond those reported, and asks admission for the next window when half of it is used. Without a window its connections
@@ -87,7 +87,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class OpenConnection:
-    """An open connection; until it ends, its bytes are counted with the session's only."""
+    """An open connection; until it ends, its bytes count only in the session's sum."""
 
     connection: EgressConnection
     execution_id: str  # during which it was opened; empty if none ran
@@ -146,10 +146,10 @@ class SessionNetwork:
         self._denials: deque[tuple[float, EgressDenial]] = deque(maxlen=_MAX_DENIALS)
         self._hosts: dict[tuple[str, int], HostUse] = {}
         self._window = 0
-        self._bound_bytes: int | None = None  # on all that is moved; None: no quota
+        self._bound_bytes: int | None = None  # on the sum of sent and received bytes; None: no quota
         self._is_exhausted = False
         self._applied: tuple[int | None, bool] = (None, False)  # bound and exhaustion, as the proxy knows them
-        self._handed_out = asyncio.Event()  # or the attempt has ended
+        self._handed_out = asyncio.Event()  # set when the listener is handed out, or the attempt has ended
         self._is_begun = False  # the proxy may have the listener
         self._is_bound = False
         self._closed = False
@@ -206,10 +206,11 @@ class SessionNetwork:
     async def reopen(self) -> None:
         """Reopens the network of a recovered session, and retries while the proxy can't serve it.
 
-        What an earlier daemon asked for has ended with its proxy, and so has the wait.
-
         Connections wait in the listener's queue meanwhile, so that the session keeps its variables. The session is lost
         if the guest does not hand out the listener.
+
+        The connections that waited for an approval under an earlier daemon have ended with its proxy, so the clock of
+        executions runs again.
         """
         if self._session.spec.network.ask and not self._held:
             self._channel.send(Hold(held=False))
@@ -335,7 +336,7 @@ class SessionNetwork:
         return "" if ruling.approved else f"{ruling.reason} (network.ask of the policy); go on without this host"
 
     def _hold(self, change: int) -> None:
-        """Lets the wall clock of executions stand still while connections wait for an approval."""
+        """Stops the wall clock of executions while connections wait for an approval."""
         before, self._held = self._held, self._held + change
         if not self._closed and bool(before) != bool(self._held):
             self._channel.send(Hold(held=bool(self._held)))
@@ -360,7 +361,7 @@ class SessionNetwork:
         return self.usage.sent_bytes + self.usage.received_bytes
 
     def listener_misused(self) -> None:
-        # Only the sandbox's first process has the listener, so it was taken over.
+        # Only the sandbox's first process has the listener, so that process was taken over.
         self._observer.guest_misbehaved(self._session.facts, "it tried to block the egress proxy by its listener")
         if not self._closed:
             self._session.spawn(self._session.give_up_guest("the sandbox tried to block the egress proxy"))
@@ -456,7 +457,7 @@ class Step:
     _noticed: set[tuple[str, int, str]] = field(default_factory=set)
 
     def usage(self, now: NetworkUsage) -> NetworkUsage:
-        """Returns its usage, given the session's usage of now."""
+        """Returns its usage, given the session's current usage."""
         return _combined(lambda each: each[0] + each[1] - each[2], self.used, now, self.before)
 
     def line_of(self, notice: Notice) -> str | None:

@@ -62,7 +62,7 @@ class PortConnection:
         self._error: ExecutorError | None = None
         self._news = asyncio.Event()
 
-    # -- calls of the client's call --------------------------------------------------------------------------------
+    # -- for the client's RPC --------------------------------------------------------------------------------------
 
     async def opened(self) -> None:
         """Waits until it is open. Raises PreconditionFailed if nothing listens there."""

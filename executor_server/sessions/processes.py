@@ -102,7 +102,7 @@ class Processes:
         """Starts a process, or finds the one that this id already names. Returns when it runs.
 
         Raises InvalidRequest (no such command or directory, the id names another process), PolicyViolation,
-        PreconditionFailed (the session is lost), ResourceExhausted, Unavailable, and what admission refuses with.
+        PreconditionFailed (the session is lost), ResourceExhausted, Unavailable, and admission's refusals.
         """
         log = self._journal.known_as(request)
         if log is None:

@@ -1,4 +1,4 @@
-"""What sessions report to the recordings that the daemon makes of them."""
+"""The interface through which sessions report to the recordings that the daemon makes of them."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from executor_server.sessions.journal import Registry, SessionRecord
 from executor_server.sessions.session import Session
 from executor_server.sessions.shared import SessionHooks, SessionSettings
 
-# Guests that are connected to at one time. More than one tenant may have silent guests: all share the deadline, and
-# sessions that waited behind silent ones would be lost.
+# Guests that are being connected to at one time. This exceeds the number of silent guests that one tenant may have: all
+# sessions share the deadline, and those that waited behind silent guests would be lost.
 _CONCURRENCY = 256
 
 _log = structlog.get_logger(__name__)

@@ -83,7 +83,7 @@ class Session:
         self.closed = False  # by the daemon, which ends it
         self._tasks: set[asyncio.Task[None]] = set()
         # The highest sum of CPU seconds that its guest reported; None until the first report after a restart, since the
-        # daemon before has charged a part that this one does not know.
+        # earlier daemon has charged an unknown part of it.
         self._background_cpu_s: float | None = None
         self._log = _log.bind(session_id=record.session_id, tenant=record.owner.tenant)
         self._connection = GuestConnection(self, sandbox, channel, registry, settings.connection)

@@ -60,10 +60,10 @@ class SessionIds:
 class SessionHooks:
     """The parts of the daemon that sessions work with.
 
-    Asked before something happens in a session (admission), notified afterwards (observer). They serve the sessions
-    that have a network (egress), ask people (approvals), find a sandbox's environment (environment_of), make session
-    ids (ids), are recorded (recorders), and share the memory of journals and the reading from guests among tenants
-    (memory, reading; set by the manager).
+    `admission` is asked before something happens in a session, and `observer` is notified afterwards. `egress` serves
+    sessions with a network, `approvals` asks people, `environment_of` finds a sandbox's environment, `ids` makes
+    session ids, and `recorders` makes recordings. `memory` and `reading` share the memory of journals and the reading
+    from guests among tenants; the manager sets them.
     """
 
     admission: AdmissionController = field(default_factory=AdmissionController)

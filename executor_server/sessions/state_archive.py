@@ -103,7 +103,7 @@ class StateArchives:
         self._open[tenant] += 1
         try:
             with _refused_when_full():
-                # Unbuffered: a write that returned is on the disk, so a full disk is noticed at once.
+                # Unbuffered, so that a write itself fails when the disk is full.
                 file = tempfile.TemporaryFile(dir=self._directory, prefix="state-", buffering=0)  # noqa: SIM115 (below)
             with file:
                 yield Spool(cast("BinaryIO", file), max_bytes)
@@ -155,7 +155,7 @@ class StateArchives:
 
     @property
     def overhead_bytes(self) -> int:
-        """Most bytes of an archive in addition to its parts."""
+        """The most bytes that an archive has in addition to its parts."""
         return len(MAGIC) + _LENGTH.size + MAX_HEADER_BYTES + _SIGNATURE_BYTES
 
     def _is_signed(self, archive: Spool, signed_bytes: int) -> bool:
@@ -322,7 +322,7 @@ def _read_header(text: bytes) -> Header:
 def bounded_object(text: bytes, max_bytes: int) -> dict[str, Any]:
     """Parses a JSON object of hostile origin. Raises ValueError, RecursionError.
 
-    Counts brackets and commas before it parses, those in strings included: each byte of "[[],[],…" may become thirty
+    Counts brackets and commas before it parses, including those in strings: each byte of "[[],[],…" may become thirty
     bytes of objects.
     """
     if len(text) > max_bytes:

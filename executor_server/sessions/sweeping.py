@@ -25,7 +25,7 @@ _AT_ONCE = 16
 _GROUPS = 16
 # Seconds between two writes of the sessions' last use.
 _NOTE_USE_INTERVAL_S = 5.0
-# Two times of one use differ by less than this many seconds: they are counted from the host's clock, which is slewed.
+# Times that differ by at most this many seconds are those of one use: they depend on the host's clock, which is slewed.
 _SAME_USE_S = 0.5
 
 _log = structlog.get_logger(__name__)
@@ -60,7 +60,7 @@ class Sweeper:
             await asyncio.gather(self._task, return_exceptions=True)
 
     async def sweep(self, *, spread_s: float = 0.0) -> None:
-        """Visits each session that needs attention once, spread over that many seconds."""
+        """Visits each session that needs attention once, spread over `spread_s` seconds."""
         for session in list(self._in_set_up):
             session.check_guest()  # a warm sandbox may hang
         now_s = time.monotonic()

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from executor_server.sessions.session import Session
 
 MAX_WATCHES = 8
-"""Watches of one session at one time; the guest has no more."""
+"""Watches of one session at one time; the guest allows no more."""
 
 
 class Watches:

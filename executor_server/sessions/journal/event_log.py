@@ -96,7 +96,7 @@ class EventLog(Generic[E]):
             self._drop_first()
 
     def leave(self) -> None:
-        """Stops counting: it is dropped. Readers that are left don't count."""
+        """Stops charging the tenant for this log, which is dropped; remaining readers are not charged either."""
         self._memory.leave(self, self.journal_size)
         self._memory = unlimited()
 

@@ -1,9 +1,10 @@
 """An execution: its numbered events, its readers, and its open tool calls.
 
-An execution belongs to its session, not to the call that started it. Its events are kept within a bound, which one
-execution and all together have (memory.py). Past the bound, events that all readers have are dropped; if there are
-none, reading from the guest stops until a reader has caught up. A cancelled execution does not hold the guest back, so
-that its end can arrive: events without room are discarded, and the missing bytes are announced before the result.
+An execution belongs to its session, not to the call that started it. There is a bound on the events of one execution,
+and one on those of all executions together (memory.py). Past a bound, events that all readers have are dropped; if
+there are none, reading from the guest stops until a reader has caught up. A cancelled execution does not hold the guest
+back, so that its end can arrive: events without room are discarded, and the missing bytes are announced before the
+result.
 """
 
 from __future__ import annotations
@@ -109,7 +110,7 @@ class Execution(EventLog[Event]):
         self.stopped = ""  # the reason, when the daemon stopped it
         self.network = NO_NETWORK_USE  # so far
         self.discarded_bytes = 0  # of frames without room after it was cancelled
-        self.number = 0  # among those of its session, in this daemon
+        self.number = 0  # its ordinal among the session's executions in this daemon
         self.start_time_s: float | None = None  # Unix time; None: an earlier daemon started it
         self.end_time_s: float | None = None  # Unix time; None also if it ended before the daemon restarted
         self.code = b""  # its beginning, if it is kept for viewers
@@ -227,7 +228,7 @@ class Execution(EventLog[Event]):
 
     @property
     def has_room(self) -> bool:
-        """True when one more event can be kept. False after one was discarded, since the following would lack it."""
+        """True when one more event can be kept. False once one was discarded; a later event would leave a gap."""
         return not self.discarded_bytes and not (self._cancelled and self._is_full)
 
     def note_discarded(self, discarded_bytes: int) -> None:

@@ -130,7 +130,7 @@ class Journal:
     def execute(
         self, request: ExecutionRequest, limits: ExecutionLimits, policy: str, savepoints: StateRules | None = None
     ) -> Execution:
-        """Starts an execution, with these limits and under the policy of this fingerprint.
+        """Starts an execution, with these limits and under the policy with this fingerprint.
 
         `savepoints` are the rules for the savepoint before it, or for its branch.
         """
@@ -255,7 +255,7 @@ class Journal:
             self.state.add_notice(execution_id, body.decode())
 
     def decide(self, execution_id: str, oom_kills: int | None) -> None:
-        """Ends an undecided execution. `oom_kills`: the kernel's count of kills for memory, for a suspect."""
+        """Ends an undecided execution. `oom_kills`: the kernel's count of out-of-memory kills, for a suspect."""
         waiting = self.state.undecided.get(execution_id)
         if waiting is not None:
             counted = {} if oom_kills is None else {"oom_kills": oom_kills}

@@ -4,7 +4,7 @@ A full journal without readers stops the reading from its guest, but the journal
 fill the daemon. So their memory is counted by tenant. Once the sum passes `total_bytes`, each tenant with more than an
 even share is short of memory: first, its executions that were read to the end are reduced to their results; then
 reading from its guests stops until there is memory again or a reader catches up. Each execution may hold
-`floor_bytes` in any case, so one that is read goes on, whatever others hold.
+`floor_bytes` in any case, so an execution with a reader goes on, whatever others hold.
 
 The sum is at most the total, a floor for each running execution, and the even share of the last tenant. Unread output
 waits in the sandboxes, and counts against their memory.

@@ -4,9 +4,9 @@ It is separate from the journal of executions (journal.py), in a directory made 
 without processes pays nothing, and a process that prints for hours displaces no execution's events.
 
 Theory of operation. A record is written before it takes effect, hence before the guest's frame is acknowledged: the
-description of a process before it starts, each guest frame about it, and that it is forgotten. The frames of both
-journals share one sequence of numbers, and each is stored before the next is taken. So the channel goes on after the
-larger of the two journals' last numbers.
+description of a process before it starts, each guest frame about it, and a note when it is forgotten. The frames of
+both journals share one sequence of numbers, and each is stored before the next is taken. So the channel goes on after
+the larger of the two journals' last numbers.
 
 A segment is removed when no event in it is kept. Which events are kept is not recorded; a later daemon may keep a few
 more than the one before, never fewer.

@@ -48,7 +48,7 @@ assert EVENT_OVERHEAD_BYTES <= OUTPUT_OVERHEAD_BYTES, "an event costs more than 
 
 @dataclass(frozen=True)
 class ProcessDescription:
-    """The facts of a process that outlive the call that started it; without the values of variables."""
+    """The facts of a process that outlive the call that started it; without the values of environment variables."""
 
     process_id: str
     argv: tuple[str, ...]  # the beginning of a long one
@@ -94,8 +94,8 @@ def _beginning_of(argv: tuple[str, ...]) -> tuple[str, ...]:
 def fingerprint_of(request: ProcessRequest) -> str:
     """Returns a digest that distinguishes requests of one id.
 
-    It covers the values of variables, which can't be recovered from it unless they are easy to guess; it does not cover
-    the size of the terminal, which changes.
+    It covers the values of environment variables, which can't be recovered from it unless they are easy to guess. It
+    does not cover the size of the terminal, which changes.
     """
     values = [
         request.process_id,

@@ -8,9 +8,9 @@ SQLite runs in WAL mode without a sync at each commit. Commits outlive this proc
 last rows, but does not damage the file.
 
 Each row has a checksum, and a row that does not fit it is rejected. Neither a damaged row nor a damaged file stops the
-start: the file is put aside and its valid rows are copied. If the journal of another session still shows that it
-existed, its client learns that it is lost, and why. Its sandbox is destroyed. A file of another version is not damaged:
-if it names sessions, it stops the start with instructions; an empty one is replaced.
+start: a damaged file is put aside and its valid rows are copied. A session without a valid row is lost, and its sandbox
+is destroyed; if the rejected row or the journal still has its id, its client gets the reason. A file of another version
+is not damaged: if it names sessions, it stops the start with instructions; an empty one is replaced.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from executor_server.guest.wire.frames import PROTOCOL_VERSION
 from executor_server.sessions.journal import segments
 from executor_server.sessions.journal.typed_json import as_json, from_json
 
-# Behind a session's id: the directory of its processes' journal, which no session id can be.
+# Suffix of a session's id in the name of the directory with its processes' journal; no session id can contain it.
 _OF_PROCESSES = "+processes"
 # Version of the tables and of the journals.
 _VERSION = 4

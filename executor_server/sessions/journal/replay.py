@@ -32,7 +32,7 @@ def replay(segments: Segments, state: JournalState) -> None:
 
 
 class _Replay:
-    """Carries records to the one that follows them: verdicts to their result, HELD and RELEASED to their tool call."""
+    """Keeps records for the one that follows them: verdicts for their result, HELD and RELEASED for their tool call."""
 
     def __init__(self, state: JournalState) -> None:
         self._state = state

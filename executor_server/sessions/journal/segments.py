@@ -64,16 +64,16 @@ _MAX_READ_BYTES = SEGMENT_BYTES + 4 * MAX_FRAME_BYTES
 class RecordKind:
     """Kinds of records that are not frames of the channel."""
 
-    SNAPSHOT = 128  # the whole state but the events, at the head of a segment
-    VERDICT = 129  # the kernel's count of kills for memory, if it matters; the result that it decides about follows
-    LOST = 130  # the session is lost, and what ran with it
-    RESUMED = 131  # another daemon connected; how far the guest had taken our frames
-    STOPPED = 132  # the daemon stopped an execution; with a call, it stands in the place of that tool call
-    DISCARDED = 133  # in the place of frames of a cancelled execution that found no room
-    NETWORK = 134  # the use of the network so far by a running execution
-    NOTICE = 135  # a line of the daemon for the log of a running execution
-    PROCESS = 136  # a process that is about to be started, and what it is
-    FORGOTTEN = 137  # a process that is not known any more
+    SNAPSHOT = 128  # the whole state except the events; the first record of a segment
+    VERDICT = 129  # the kernel's count of out-of-memory kills, if it matters; the result that it decides about follows
+    LOST = 130  # the session and its running executions are lost
+    RESUMED = 131  # another daemon connected; the number of our last frame that the guest had taken
+    STOPPED = 132  # the daemon stopped an execution; with a call, it replaces the frame of that tool call
+    DISCARDED = 133  # replaces frames of a cancelled execution for which there was no room
+    NETWORK = 134  # the network usage of a running execution so far
+    NOTICE = 135  # a line that the daemon adds to the log of a running execution
+    PROCESS = 136  # the description of a process that is about to be started
+    FORGOTTEN = 137  # a process was forgotten
     HELD = 138  # the tool call that follows waits for an approval
     RELEASED = 139  # such a call was approved; it follows again
 

@@ -21,14 +21,14 @@ result nor invent an execution. A result must have the current or a later genera
 so is an event after a result that waits for its verdict. A tool call needs an id that is new to the execution;
 otherwise an answer could go to another call than the one the client saw.
 
-Held calls. The policy may require an approval for a tool call. It is no event yet then, but is kept in `held` until it
-is released to clients, or answered with a failure. A restarted daemon asks again for those that are left.
+Held calls. The policy may require an approval for a tool call. Such a call is not an event yet: it stays in `held`
+until it is released to clients, or answered with a failure. A restarted daemon asks again for the calls still held.
 
-Verdicts. Some results wait in `undecided`, since a part of them is determined outside the sandbox. Inside, it can't be
-seen who killed an interpreter: the kernel for memory, or code that fakes such a crash. So the result waits until the
-daemon has read the kernel's counter of kills for memory. The VERDICT record has that number, since the counter changes.
-In a sandbox with a network (`has_network`, fixed for its life) each result waits until the egress proxy has reported
-all it did; NETWORK records have an execution's usage so far.
+Verdicts. Some results wait in `undecided`, since a part of them is determined outside the sandbox. The guest can't
+tell whether the kernel killed an interpreter for lack of memory or code faked such a crash. So the result waits until
+the daemon has read the kernel's counter of out-of-memory kills. The VERDICT record has that number, since the counter
+changes. In a sandbox with a network (`has_network`, fixed for its life) each result waits until the egress proxy has
+reported all it did; NETWORK records have an execution's usage so far.
 
 Segments and snapshots. The snapshot at the start of each segment has the whole state except the events, which stay in
 earlier segments. spans.py notes how many events each execution had at the start and the end of each segment. From that,
@@ -79,7 +79,7 @@ CallKey = tuple[str, str]
 
 @dataclass(frozen=True)
 class Held:
-    """A tool call that waits for an approval: its frame, and the segment that this lies in."""
+    """A tool call that waits for an approval, with its frame and the frame's segment."""
 
     call: ToolCall
     raw: bytes
@@ -88,7 +88,7 @@ class Held:
 
 @dataclass(frozen=True)
 class Undecided:
-    """A result that waits for its verdict: its frame, and the segment that this lies in."""
+    """A result that waits for its verdict, with its frame and the frame's segment."""
 
     result: Result
     raw: bytes
@@ -229,7 +229,7 @@ class JournalState:
     # -- ends ----------------------------------------------------------------------------------------------------
 
     def decide(self, execution_id: str, result: Result, oom_kills: int | None, frame_bytes: int) -> None:
-        """VERDICT: ends an undecided execution; OUT_OF_MEMORY if the kernel's count of kills for memory has risen."""
+        """VERDICT: ends an undecided execution; OUT_OF_MEMORY if the kernel's count of such kills has risen."""
         self.undecided.pop(execution_id, None)
         if oom_kills is not None and oom_kills > self.oom_kills:
             self.oom_kills = oom_kills

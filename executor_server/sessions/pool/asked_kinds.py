@@ -64,7 +64,7 @@ class AskedKinds:
         self._kept.pop(spec, None)
 
     def clear(self) -> None:
-        """Forgets all: the policy that approved them is another now."""
+        """Forgets all kinds: the policy that approved them has changed, or sandboxes are scarce."""
         self._requests.clear()
         self._kept.clear()
 

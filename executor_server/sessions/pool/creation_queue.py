@@ -1,4 +1,4 @@
-"""The queue for making sandboxes, in which those that wait for the same sandbox share a failure.
+"""The queue for making sandboxes; creations that wait with the same spec share a failure.
 
 A backend that hangs takes long to fail. Without this, a caller behind others would wait for the failures of all of
 them, one after the other.
@@ -29,7 +29,7 @@ class CreationQueue:
 
     @asynccontextmanager
     async def turn(self, tenant: str, spec: SandboxSpec) -> AsyncIterator[None]:
-        """Waits until the tenant may have this made. Raises SandboxFailure when it failed for another meanwhile."""
+        """Waits until the tenant may create a sandbox. Raises SandboxFailure if one of this spec failed meanwhile."""
         waiter = _Waiter()
         self._waiting.setdefault(spec, set()).add(waiter)
         try:

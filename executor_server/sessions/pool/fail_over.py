@@ -4,10 +4,10 @@ A backend that is down is passed over for a time that grows, with jitter, up to 
 while the others still pass it over. So a dead Engine costs one time-out now and then, and not one per session. A full
 backend is passed over until the time that it named (health.py). A sandbox stays where it was made.
 
-A backend that can't be started keeps no other from serving. It is tried again at each sweep, and then destroys what an
-earlier daemon left on it. When sessions have sandboxes there, the daemon's start waits for it for a while, and declares
-them lost if that was in vain. A start that hangs is not cancelled but awaited again by the next sweep: a cancelled one
-may keep locks that the next start needs.
+A backend that can't be started does not keep the others from serving. Each sweep tries to start it again; once started,
+it destroys the sandboxes that an earlier daemon left on it. If sessions have sandboxes there, the daemon's start waits
+for the backend for a while, and then declares these sessions lost. A start that hangs is not cancelled but awaited
+again by the next sweep: a cancelled one may keep locks that the next start needs.
 
 This module knows neither sessions nor policies, nor how backends differ.
 """
@@ -87,7 +87,7 @@ class BackendSet:
             raise _most_helpful(list(zip(self._members, failures, strict=True)))
 
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
-        """Adopts from each backend its own sandboxes. Those of a backend that can't be used come as MissingSandbox."""
+        """Adopts the sandboxes of each backend; those of a backend that can't be used become MissingSandbox."""
         async with asyncio.TaskGroup() as adoptions:
             tasks = [
                 adoptions.create_task(self._adopt(member, [each for each in known if each.backend == name]))
@@ -114,7 +114,7 @@ class BackendSet:
         return sum(result for result in results if not isinstance(result, SandboxFailure))
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
-        """Returns the fingerprint of what the first backend that works would make."""
+        """Returns the fingerprint that a sandbox of the first working backend would have."""
         members = self._members_for(spec)
         first = next((member for member in members if member.is_well(spec)), members[0])
         return await first.fingerprint(spec)
@@ -169,8 +169,8 @@ class BackendSet:
 async def create_with(backend: Backend, spec: SandboxSpec, use: Callable[[Sandbox], Awaitable[T]]) -> T:
     """Creates a sandbox and returns what `use` makes of it. `use` destroys it when it raises SandboxFailure.
 
-    With several backends, such a failure counts as one to create: the next backend is asked, and this one is passed
-    over from then on. Raises as `Backend.create`.
+    With several backends, such a failure counts as a failed creation: the next backend is asked, and this one is passed
+    over for a time. Raises as `Backend.create`.
     """
     if isinstance(backend, BackendSet):
         return await backend.create_with(spec, use)
@@ -211,7 +211,7 @@ class _Member:
         self.is_started = True
 
     async def _start_by(self, deadline_s: float | None) -> None:
-        """Waits for a start until the deadline; it goes on afterwards. Raises SandboxFailure."""
+        """Waits for a start until the deadline; the start itself goes on afterwards. Raises SandboxFailure."""
         if self._late_start is None:
             self._late_start = asyncio.create_task(self.start(), name=f"start of {self.name}")
         left_s = None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
@@ -288,8 +288,8 @@ class _Member:
 
 
 def _is_about_packages(failure: SandboxFailure) -> bool:
-    """Returns True when another backend is not to be asked: the packages are at fault, or their environment is being
-    made here, and would be made there a second time."""
+    """Returns True when no other backend should be asked: the packages are at fault, or this backend is building their
+    environment, and another one would build it a second time."""
     return isinstance(failure, EnvironmentFailed) or (
         isinstance(failure, ImageNotReady) and failure.progress is not None
     )

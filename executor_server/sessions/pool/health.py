@@ -1,9 +1,9 @@
 """The health of a backend: decides from its last creations whether asking it for a sandbox is worthwhile now.
 
 A failure counts against sandboxes of the same spec only: a client may ask for limits with which nothing starts, and
-that must not keep others from the backend. A backend that is full, or does not answer, fails for all specs: otherwise
-each spec, of which clients can invent many, would wait out its own time. After that time a single creation tries the
-backend, and others are refused until it has ended.
+that must not keep others from the backend. A backend that is full, or does not answer, fails for all specs: clients can
+invent many specs, and otherwise each would wait out its own time. After that time a single creation tries the backend,
+and others are refused until it has ended.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class HealthSettings:
 
     backoff_s: float = 1.0  # after the first failure; twice as long after each further one
     max_backoff_s: float = 60.0
-    # Part of a wait that is left out at random, so that what broke together does not come back together.
+    # The largest part of a wait that is randomly left out, so that backends that failed together aren't tried together.
     jitter: float = 0.25
     max_full_s: float = 600.0  # upper bound of the time that a full backend names
 
@@ -63,7 +63,7 @@ class BackendHealth:
         return "down" if self._general is not None or self._failed_last else "up"
 
     def is_well(self, spec: SandboxSpec) -> bool:
-        """Returns True when no failure is known that concerns such a sandbox."""
+        """Returns True when no known failure concerns sandboxes of this spec."""
         return self._general is None and spec.fingerprint not in self._troubles
 
     @contextmanager

@@ -78,7 +78,7 @@ class Kind:
 
     @property
     def better(self) -> tuple[str, ...]:
-        """The backends that precede one whose sandboxes are kept: they could not make them then."""
+        """The backends that precede one with kept sandboxes: they could not make these sandboxes at the time."""
         return self.spec.backends[: max(map(self._rank, self.kept), default=0)]
 
     def of(self, backends: Sequence[str]) -> SandboxSpec:

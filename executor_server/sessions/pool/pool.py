@@ -42,7 +42,7 @@ from executor_server.sessions.pool.kind import Kind, PoolStats, ReadySandbox
 _REFILL_PAUSE_S = 0.05
 # Seconds between two attempts to make sandboxes: starting a process blocks the event loop.
 _PAUSE_S = 0.01
-# Connections that are tried to a new sandbox, where connections break by themselves.
+# Attempts to connect to a new sandbox over an unreliable network.
 _FIRST_CONNECTIONS_MAX = 3
 
 Prepare = Callable[[Sequence[SandboxSpec]], Awaitable[Iterable[SandboxSpec]]]
@@ -55,7 +55,7 @@ _log = structlog.get_logger(__name__)
 class PoolSettings:
     """Waits and intervals of the pool, which makes one sandbox at a time.
 
-    A guest that hears nothing for its orphan_time_s ends itself, so kept ones are pinged every `ping_interval_s`.
+    A guest that receives nothing for its orphan_time_s ends itself, so kept ones are pinged every `ping_interval_s`.
     """
 
     backoff_s: float = 1.0
@@ -63,7 +63,7 @@ class PoolSettings:
     ping_interval_s: float = 10.0
     check_interval_s: float = 5.0  # between two checks that kept ones are up to date
     asked: AskedSettings = field(default_factory=AskedSettings)
-    # Before a backend prepares for the kinds: a daemon that lives for seconds would spend most of its time on that.
+    # Until a backend prepares for the kinds: a daemon that runs for a few seconds would spend most of them on that.
     prepare_after_s: float = 2.0
 
 
@@ -78,14 +78,14 @@ class WarmPool:
         self._configured: dict[SandboxSpec, int] = {}
         self._asked = AskedKinds(settings.asked)
         self._wanted = asyncio.Event()
-        self._changed = asyncio.Event()  # the kinds have
+        self._changed = asyncio.Event()  # set when the kinds have changed
         self._tasks: list[asyncio.Task[None]] = []
         self._discards: set[asyncio.Task[None]] = set()
         self._taken_s = -_REFILL_PAUSE_S
         self._closed = False
 
     def keep_ready(self, kinds: Sequence[WarmSandboxes]) -> None:
-        """Keeps these ready from here on, in the background; discards kept and unfinished ones of other specs."""
+        """Keeps these ready from now on, in the background; discards kept and unfinished ones of other specs."""
         self._configured = {kind.spec: kind.size for kind in kinds}
         self._asked.clear()
         self._set_sizes(self._configured)
@@ -149,7 +149,7 @@ class WarmPool:
             return await make_ready(self._backend, spec, warm=False)
         except (ImageNotReady, EnvironmentFailed, SpecUnsupported):
             raise
-        except SandboxFailure:  # something is scarce, so nothing is kept on the chance that it is asked for
+        except SandboxFailure:  # sandboxes are scarce, so none is kept just because it may be requested
             self._asked.clear()
             self._follow_requests()
             raise

@@ -31,7 +31,7 @@ class BackendChoice:
         return tuple(backend for backend in allowed if backend in self._images)
 
     def images_of(self, profile: Profile, backend: str = "") -> tuple[str, ...]:
-        """The images that may be asked for, here or on that backend; the first is the default.
+        """The images that may be requested, here or on that backend; the first is the default.
 
         When no backend serves the profile, the images are those that it would have if all did.
         """

@@ -33,8 +33,8 @@ def policy_for(
 ) -> Policy:
     """Returns the policy as a daemon of this configuration would have it.
 
-    Without a configuration file, `more_images` and `knows_secrets` let it have the images, the secrets and the index
-    that it names.
+    Without a configuration file, pass `more_images` and `knows_secrets=False`: the daemon then counts as having the
+    images, the secrets and the index that the policy names.
     """
     server = config.server
     return Policy(
@@ -100,7 +100,7 @@ def _unserved(name: str, profile: Profile, config: Config) -> Iterator[Problem]:
 
 
 def secrets_named(file: PolicyFile) -> tuple[str, ...]:
-    """Returns the names of the secrets that a policy needs of the configuration."""
+    """Returns the names of the secrets that a policy needs from the configuration."""
     secrets = (secret for profile in file.profiles.values() for secret in profile.network.secrets)
     return tuple(dict.fromkeys(name for secret in secrets for name in secret_names(secret.value)))
 

@@ -83,10 +83,10 @@ class WarmSandboxes:
     size: int
 
 
-# Half of what a guest takes: a session may be given more from time to time, and never so much that its guest refuses.
+# Half of what a guest accepts: a session may get more patterns later, but never more than its guest accepts.
 MAX_AUTHORIZED_IMPORTS = 1024
 
-# A token outlives its tenant's profile, and must not give more calls than one that has a profile.
+# A token may outlive its tenant's profile. It must not allow more calls then than one with a profile.
 NO_PROFILE_QUOTAS = QuotasTable(calls=4, calls_per_second=10)
 
 
@@ -120,7 +120,7 @@ class Policy:
         # Looked up for each call.
         self._quotas = {tenant: self._quotas_in(self.profile_name(tenant)) for tenant in file.tenants}
         self._default_quotas = self._quotas_in(file.default)
-        # By profile: most sessions ask for what the one before asked for.
+        # By profile: most sessions request the same as the one before.
         self._last_decided: dict[str, tuple[str, RequestedSession, SessionSpec]] = {}
 
     @property
@@ -194,7 +194,7 @@ class Policy:
     def decide(self, principal: Principal, request: RequestedSession, approved: Collection[Wanted] = ()) -> SessionSpec:
         """Returns the approved session; `approved` are the approvals that it has.
 
-        Raises InvalidRequest, PolicyViolation, and of these ApprovalRequired when only approvals are missing.
+        Raises InvalidRequest or PolicyViolation; if only approvals are missing, the violation is ApprovalRequired.
         """
         name, profile = self._profile_of(principal.tenant)
         last = self._last_decided.get(name)
@@ -350,7 +350,7 @@ class Policy:
         tenant: str | None = None,
         approved: Collection[Wanted] = (),
     ) -> SessionSpec:
-        """Without a tenant, what every tenant of the profile could get; see `_fork_server`."""
+        """Without a tenant, returns what every tenant of the profile could get; see `_fork_server`."""
         self._choice.check_image(profile, request)
         limits = session_limits(profile, request.limits)
         network = network_rules(profile, request.network)
@@ -423,7 +423,7 @@ def _require_approved(profile: Profile, wanted: Iterable[Wanted], approved: Coll
 
 
 def _fork_server(profile: Profile, tenant: str | None) -> str:
-    """The value for a SandboxSpec. A warm sandbox belongs to no tenant yet, and so to no fork server of one."""
+    """The value for a SandboxSpec. A warm sandbox has no tenant yet, so it can't come from a tenant's fork server."""
     value = fork_server(profile)
     if value != "tenant":
         return value
@@ -431,6 +431,6 @@ def _fork_server(profile: Profile, tenant: str | None) -> str:
 
 
 def _authorized_below(module: str, spec: SessionSpec) -> list[str]:
-    """Returns what is authorized of a module: "google" says little where "google.cloud.storage" is meant."""
+    """Returns the authorized modules below a module, or the module: "google.cloud.storage" tells more than "google"."""
     below = [each.removesuffix(".*") for each in spec.authorized_imports if each.startswith(f"{module}.")]
     return below or [module]

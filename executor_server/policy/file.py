@@ -146,7 +146,7 @@ def parse_policy(data: bytes, path: Path, copies: Path | None = None) -> PolicyF
 
 
 def _is_reported_here(problem: Problem, profiles: Mapping[str, Any]) -> bool:
-    """True when a problem is to be mended where it was found. An inherited one is found in its ancestor too."""
+    """True when a problem is to be fixed where it was found. An inherited one is found in its ancestor, too."""
     section, name = (*problem.path, "", "")[:2]
     if section != "profiles" or name not in profiles:
         return True

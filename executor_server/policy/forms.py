@@ -35,7 +35,7 @@ def _is_tool_pattern(text: str) -> bool:
 
 
 def is_tool_within(pattern: str, wider: str) -> bool:
-    """True when every name that one pattern of tools stands for is one of the other's."""
+    """True when `wider` stands for every tool name that `pattern` stands for."""
     return pattern == wider or (wider.endswith("*") and pattern.startswith(wider[:-1]))
 
 
@@ -73,7 +73,7 @@ Uid = Annotated[int, Field(strict=True, ge=0, lt=2**32 - 1)]
 
 
 def value_of(kind: type[T], table: Section, **others: Any) -> T:
-    """Returns a value of the daemon that has the keys of a table, by their names, and `others`."""
+    """Returns a value of the daemon: its fields are the keys of a table with the same names, and `others`."""
     names = [each.name for each in fields(kind) if each.name not in others]  # type: ignore[arg-type]
     return kind(**{name: getattr(table, name) for name in names}, **others)
 

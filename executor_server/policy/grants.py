@@ -104,8 +104,8 @@ def _least(value: Any, other: Any) -> Any:
 
 
 def authorized_imports(profile: Profile, asked: Sequence[str]) -> tuple[str, ...]:
-    """The defaults and the requested patterns, without those that are denied as a whole: no client should read that
-    they are authorized, though the guest would refuse them anyway."""
+    """The defaults and the requested patterns, without those that are denied as a whole. The guest would refuse these
+    anyway, but clients should not see them as authorized."""
     patterns = {*profile.imports.default, *asked}
     return tuple(sorted(pattern for pattern in patterns if not is_denied(pattern, profile.imports.denied)))
 
@@ -128,7 +128,7 @@ def rules_of(profile: Profile) -> dict[str, Any]:
 
 
 FORK_SERVERS = ("off", "tenant", "shared")
-"""Values of `sandbox.fork_server`, from the strictest on."""
+"""Values of `sandbox.fork_server`, the strictest first."""
 
 
 def fork_server(profile: Profile) -> str:
@@ -137,7 +137,7 @@ def fork_server(profile: Profile) -> str:
 
 
 VIEWS = ("none", "metadata", "content")
-"""Values of `audit.view`, from the strictest on."""
+"""Values of `audit.view`, the strictest first."""
 
 
 def audit_rules(profile: Profile) -> AuditRules:
@@ -167,11 +167,11 @@ def import_violations(name: str, profile: Profile, asked: Sequence[str], denied:
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What needs an approval, of a request without violations
+# Approvals that a request without violations needs
 
 
 def imports_to_ask(name: str, imports: ImportsTable, asked: Sequence[str]) -> Iterator[Wanted]:
-    """Yields the patterns that stand for a module to ask for, and that the profile does not grant by name."""
+    """Yields the patterns that stand for a module of `imports.ask`, unless the profile grants them by name."""
     if not imports.ask:
         return
     named = (*imports.default, *(pattern for pattern in imports.allowed if pattern != "*"))

@@ -1,4 +1,4 @@
-"""Patterns of hosts, compared port by port: one without a port stands for the ports of the web.
+"""Patterns of hosts, compared port by port: a pattern without a port stands for ports 443 and 80.
 
 A policy may have hundreds of patterns, and the daemon does nothing else while a request is compared with them. So they
 are found by their host: only a pattern of the same host, or of one above it, can cover or deny another.
@@ -55,7 +55,7 @@ def is_denied_host(pattern: HostPattern, denied: tuple[str, ...]) -> bool:
 
 
 def undenied(hosts: tuple[str, ...], denied: tuple[str, ...]) -> tuple[str, ...]:
-    """Returns the patterns without those that are denied as a whole: no client should read that it has them."""
+    """Returns the patterns without those that are denied as a whole: clients should not see them as granted."""
     return tuple(text for text in hosts if not all(is_denied_host(each, denied) for each in by_port(pattern_of(text))))
 
 
@@ -70,7 +70,7 @@ def meetings(some: tuple[str, ...], others: tuple[str, ...]) -> Iterator[tuple[H
 
 
 def reaches(secret_hosts: tuple[str, ...], granted: tuple[str, ...]) -> Iterator[tuple[str, HostPattern]]:
-    """Yields the hosts of secrets, each with the granted hosts that it covers, by port: without a port, on all."""
+    """Yields the hosts of secrets with each granted host that they cover, by port. Without a port they cover all."""
     for one, other, host in meetings(secret_hosts, granted):
         for port in other.ports:
             if one.port in (None, port):
@@ -84,7 +84,7 @@ def _common_host(one: HostPattern, other: HostPattern) -> HostPattern | None:
 def _denies(denied: HostPattern, pattern: HostPattern) -> bool:
     if denied.port not in (None, pattern.port):
         return False
-    # A host that is denied by its name is denied with all below it, so this decides for those of a wildcard too.
+    # Denying a host by name denies all hosts below it, so this decides for the hosts of a wildcard, too.
     if denied.forbids(Target(pattern.host, pattern.port or WEB_PORTS[0])):
         return True
     return denied.wildcard and pattern.wildcard and denied.host == pattern.host

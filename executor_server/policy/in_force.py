@@ -35,7 +35,7 @@ _log = structlog.get_logger(__name__)
 
 # Device, inode, size, times of the content and of the inode; None: there is no file.
 _Signature = tuple[int, ...] | None
-_READ_AGAIN: tuple[_Signature, ...] = ()  # never those of files, of which there is one at least
+_READ_AGAIN: tuple[_Signature, ...] = ()  # equals no signatures of files, since there is at least one file
 
 
 class PolicyListener:

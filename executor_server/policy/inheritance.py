@@ -36,7 +36,7 @@ def with_inherited(profiles: Mapping[str, Any]) -> tuple[dict[str, Any], list[Pr
 
 
 def lineage(name: str, profiles: Mapping[str, Any]) -> list[str]:
-    """Returns a profile and those that it extends, nearest first; in a circle the last is one of the others again."""
+    """Returns a profile and those that it extends, nearest first; in a circle, the last one repeats an earlier one."""
     names = {name: None}  # a set with an order
     while True:
         parent = _parent(profiles[next(reversed(names))])

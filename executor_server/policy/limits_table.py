@@ -13,7 +13,7 @@ class LimitValues(Section):
     """A value for each limit."""
 
     wall_time_s: Time
-    """Seconds of wall clock for one execution. The clock stands still while all of it waits for a host tool."""
+    """Seconds of wall clock for one execution. The clock stops while the whole execution waits for a host tool."""
     cpu_time_s: Time
     """Seconds of CPU time for one execution, over all processes of the sandbox."""
     operations: Count
@@ -23,9 +23,9 @@ class LimitValues(Section):
     processes: Processes
     """Processes and threads of the sandbox at one time."""
     output_bytes: Output
-    """Bytes of output kept of one execution, head and tail; at 16 times that the execution is stopped."""
+    """Bytes of output kept of one execution, head and tail; at 16 times as many, the execution is stopped."""
     disk_bytes: Disk
-    """Bytes of the workspace, and as many of /tmp."""
+    """Bytes of the workspace; /tmp has the same limit."""
     idle_time_s: Time
     """Seconds without use after which a session is ended."""
     session_time_s: Time
@@ -33,9 +33,9 @@ class LimitValues(Section):
     session_operations: Count
     """Operations of all executions of a session together."""
     owner_grace_s: Time
-    """Seconds after which a session is ended whose client has died or can't be reached."""
+    """Seconds after which a session is ended if its client has died or can't be reached."""
     max_files: Files
-    """Files, directories and links in the workspace, and as many in /tmp."""
+    """Files, directories and links in the workspace; /tmp has the same limit."""
 
 
 class DefaultLimits(LimitValues):

@@ -1,7 +1,7 @@
-"""The lock of a profile's packages, a pylock.toml of PEP 751: read when the policy is, and known by its digest since.
+"""The lock of a profile's packages, a pylock.toml of PEP 751: read with the policy, and identified by its digest.
 
-Of its content the policy needs which distributions it has, and that each can be installed without running code of
-theirs: from wheels with SHA-256 hashes. They are fetched from the daemon's index, wherever the lock has them from.
+The policy needs to know which distributions the lock has, and that each can be installed without running its code: from
+wheels with SHA-256 hashes. They are fetched from the daemon's index, whatever source the lock names.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ _copies: ContextVar[Path | None] = ContextVar("copies", default=None)
 
 @contextmanager
 def copies_in(folder: Path | None) -> Iterator[None]:
-    """Has the block read copies of lock files in a folder, in place of the files that a policy names.
+    """Lets the block read copies of lock files in a folder instead of the files that a policy names.
 
-    The front of a fleet has sent them with its policy, to a node that may have others at their paths. None: no copies.
+    The front of a fleet sends the copies with its policy, since a node may have other files at these paths. None: no
+    copies.
     """
     token = _copies.set(folder)
     try:

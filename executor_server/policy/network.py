@@ -49,7 +49,7 @@ def network_summary(profile: Profile) -> NetworkSummary:
 def network_rules(profile: Profile, asked: Sequence[str]) -> NetworkRules:
     """Returns the rules for the default and the requested hosts; NO_NETWORK if there are none."""
     hosts = [pattern_of(text).text for text in asked]
-    if profile.network.ask:  # what is not granted here is asked for when it is reached
+    if profile.network.ask:  # other hosts are asked for when code connects to them
         granted = (*profile.network.default, *profile.network.allowed)
         hosts = [text for text in hosts if text in granted or is_covered_host(pattern_of(text), granted)]
     return _rules(profile, _hosts(profile, hosts))
@@ -100,7 +100,7 @@ def network_violations(name: str, profile: Profile, asked: Sequence[str]) -> Ite
 def secret_violations(
     name: str, secrets: Sequence[NetworkSecret], known: Collection[str] | None, backends: Sequence[str]
 ) -> Iterator[Violation]:
-    """Violations for granted hosts whose secrets can't be had: not configured, or not on any of these backends.
+    """Violations for granted hosts whose secrets are unavailable: not configured, or on none of these backends.
 
     `known` names the secrets that the daemon has; None stands for all.
     """
@@ -125,7 +125,7 @@ def asking_violations(name: str, rules: NetworkRules, backends: Sequence[str]) -
 
 
 def able_to_serve(rules: NetworkRules, backends: Sequence[str]) -> tuple[str, ...]:
-    """The backends, in their order, that can keep these rules."""
+    """The backends, in their order, that can enforce these rules."""
     return tuple(each for each in backends if not (rules.secrets or rules.ask) or each not in BACKENDS_WITHOUT_SECRETS)
 
 
@@ -171,7 +171,7 @@ def covered_by_both(left: tuple[str, ...], right: tuple[str, ...]) -> tuple[str,
 
 
 def narrowed(had: NetworkSecret, now: NetworkSecret) -> NetworkSecret | None:
-    """The requests that get a header by both rules; None when these are not the same header of the same host."""
+    """The secret for the requests that both rules cover; None when they are not the same header of the same host."""
     if (had.host, had.header.lower(), had.value) != (now.host, now.header.lower(), now.value):
         return None
     methods = _both(had.methods, now.methods, lambda one, other: one == other)
@@ -184,7 +184,7 @@ def narrowed(had: NetworkSecret, now: NetworkSecret) -> NetworkSecret | None:
 def _both(
     some: tuple[str, ...], others: tuple[str, ...], is_part: Callable[[str, str], bool]
 ) -> tuple[str, ...] | None:
-    """The entries of both lists, of which an empty one stands for everything; None when there are none."""
+    """The entries that both lists cover, where an empty list stands for everything; None when there are none."""
     if not some or not others:
         return some or others
     found = {one for one in some if any(is_part(one, other) for other in others)}

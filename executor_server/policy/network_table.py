@@ -95,7 +95,7 @@ class NetworkSecretTable(Section):
     out without the header."""
 
     host: Annotated[str, AfterValidator(_HOST_FORM)]
-    """The host, which `default`, `allowed` or `ask` must cover. Without a port, each port that they cover, but 80."""
+    """The host, which `default`, `allowed` or `ask` must cover. Without a port, each port that they cover except 80."""
     methods: Methods = ()
     """Methods of the requests. Empty: all."""
     paths: Paths = ()
@@ -116,10 +116,10 @@ class NetworkTable(Section):
     """Hosts that a client may ask for."""
     ask: HostPatterns = ()
     """Hosts that code of each session may reach after an approval (docs/approvals.md): the connection is held until
-    then. What `default` and `allowed` grant a session is not asked for."""
+    then. Hosts that `default` and `allowed` grant a session need no approval."""
     denied: HostPatterns = ()
-    """Hosts that are never reached, with all names below them: it goes before all others, and before what a client asks
-    for. Without a port, all ports."""
+    """Hosts that are never reached, with all names below them. This overrides all other keys and the requests of
+    clients. Without a port, all ports."""
     max_connections: Annotated[int, Field(strict=True, gt=0, le=4096)] = NetworkRules.max_connections
     """Connections of one session at a time."""
     max_new_connections_per_minute: Annotated[int, Field(strict=True, gt=0, le=1_000_000)] = (

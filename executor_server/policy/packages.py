@@ -139,7 +139,7 @@ def _lock_violation(name: str, lock: LockFile, asked: Requirement) -> Violation 
 def with_found(
     table: PackagesTable, spec: PackagesSpec | None, modules: Iterable[str], *, own_index: bool
 ) -> PackagesSpec | None:
-    """Adds the packages of missing modules that may be asked for, up to the most; None when there are none to add."""
+    """Adds the packages of missing modules that may be requested, up to `max_requirements`; None if there are none."""
     if table.lock is not None:
         locked = {each.name for each in table.lock.distributions}
         found = any(name in locked for module in modules for name in _candidates(table, module))
@@ -157,7 +157,7 @@ def with_found(
 
 
 def _candidates(table: PackagesTable, module: str) -> tuple[str, ...]:
-    """Names of packages that a module may be in: none for modules of Python, and for what can't be one."""
+    """Names of packages that a module may be in: none for modules of Python, and for texts that are no such name."""
     if is_pythons(module):
         return ()
     return tuple(name for name in map(_name_of, candidates(module, table.imports)) if name)

@@ -84,7 +84,7 @@ _WHEELS_FORM = Form(
 
 AllowedPackage = Annotated[str, AfterValidator(_ALLOWED_FORM)]
 Age = Annotated[str, AfterValidator(_AGE_FORM)]
-# Written as a path, and in dumps, fingerprints and comparisons the path and the digest.
+# Written as a path; dumps, fingerprints and comparisons have the path and the digest.
 Lock = Annotated[
     LockFile,
     PlainValidator(ReadForm(LOCK_FORM, _lock)),
@@ -101,14 +101,14 @@ class PackagesTable(Section):
     asked for. What these packages depend on comes with them. `"*"` stands for every other package of the index, and
     counts only where the daemon has an index of its own (`environments.index_url`)."""
     ask: Annotated[tuple[AllowedPackage, ...], Field(max_length=MAX_ALLOWED)] = ()
-    """Packages that may be had after an approval (docs/approvals.md), written as in `allowed`. A package that is named
-    here or there is not one of a `"*"`."""
+    """Packages that a session may have after an approval (docs/approvals.md), written as in `allowed`. In both lists,
+    `"*"` does not stand for packages that either list names."""
     auto: Annotated[bool, Field(strict=True)] = False
     """True adds to a session the packages of modules that it authorizes and its image lacks, among those that may be
     asked for."""
     lock: Lock | None = None
     """A lock file, instead of `allowed`: its packages may be asked for, in its versions, and nothing is resolved. It is
-    read when the policy is, and no other user may be able to write it."""
+    read together with the policy, and must not be writable by other users."""
     exclude_newer: Age | None = None
     """The age below which files of the index don't count: harmful releases are often found in their first days. Has no
     effect with `lock`. Not set: all count."""
@@ -124,8 +124,8 @@ class PackagesTable(Section):
         dict[Annotated[str, AfterValidator(_MODULE_FORM)], Annotated[str, AfterValidator(_DISTRIBUTION_FORM)]],
         Field(max_length=MAX_IMPORTS),
     ] = Field(default_factory=dict)
-    """The packages that `auto` finds modules in, by the names of the modules, where a table of the usual ones does not
-    know them, or should not decide."""
+    """The packages that `auto` adds for modules, by the names of the modules: for modules that the built-in table does
+    not know, or for which it names another package."""
 
     @property
     def has_packages(self) -> bool:

@@ -38,8 +38,8 @@ PortRanges = Annotated[tuple[Annotated[str, AfterValidator(_PORTS_FORM)], ...], 
 
 
 class ProcessesTable(Section):
-    """Processes that clients start in a session: commands, terminals. They run beside executions, as the same user and
-    under the same limits. What agent code starts by itself is a matter of `language.dangerous_functions`."""
+    """Processes that clients start in a session: commands, terminals. They run next to executions, as the same user and
+    under the same limits. `language.dangerous_functions` decides about processes that agent code starts itself."""
 
     allowed: Flag | None = None
     """True when clients may start processes. Not set: true, but false where `language.preset` is `strict`."""
@@ -48,7 +48,7 @@ class ProcessesTable(Section):
     max: Annotated[int, Field(strict=True, gt=0, le=256)] = ProcessRules.max
     """Processes of one session at one time."""
     max_output_bytes: Output = ProcessRules.max_output_bytes
-    """Bytes of one process's output that leave the sandbox; what it prints beyond them is counted and dropped."""
+    """Bytes of one process's output that leave the sandbox; output beyond them is counted and dropped."""
 
 
 class PortsTable(Section):

@@ -61,10 +61,10 @@ class ImportsTable(Section):
     allowed: ImportPatterns = ("*",)
     """Modules that a client may add."""
     ask: ImportPatterns = ()
-    """Modules that a client may add after an approval (docs/approvals.md), though `allowed` has `"*"`. What `default`
-    and `allowed` name otherwise is not asked for."""
+    """Modules that a client may add after an approval (docs/approvals.md), even if `allowed` has `"*"`. Modules that
+    `default` or `allowed` name otherwise need no approval."""
     denied: ImportPatterns = ()
-    """Never authorized, whatever else is: it goes before all others, and before what a client adds."""
+    """Never authorized. This overrides all other keys and the modules that a client adds."""
     workspace: Flag = True
     """True when modules in the workspace, which are agent code themselves, may be imported without being authorized by
     name."""
@@ -77,11 +77,11 @@ class ImportsTable(Section):
 
 
 class LanguageTable(Section):
-    """Permissions of agent code besides importing: a guard-rail too. A key that is not set is as the preset has it."""
+    """Permissions of agent code besides importing: a guard-rail, too. A key that is not set follows the preset."""
 
     preset: Literal["standard", "guarded", "strict"] = "guarded"
-    """`standard` permits everything and leaves it to isolation; `guarded` permits everything but `foreign_modules`, so
-    that what is not authorized isn't reached without an import either; `strict` permits nothing of this table, and so
+    """`standard` permits everything and relies on isolation; `guarded` permits everything but `foreign_modules`, so
+    that unauthorized modules can't be reached without an import either; `strict` permits nothing of this table, and so
     refuses what smolagents' local executor refuses."""
     dunder_access: Flag | None = None
     """Attributes and names of the form `__x__`, but for `__init__`, `__str__`, `__repr__` and `__name__`."""
@@ -91,11 +91,11 @@ class LanguageTable(Section):
     """`globals`, `locals` and `vars`."""
     foreign_modules: Flag | None = None
     """Modules of packages that are not authorized, however they are reached: as attributes of others
-    (`random._os`), in `sys.modules`, by `getattr`, `vars` and `__globals__`, through frames and classes. Where `*` is
-    authorized and nothing denied, there are none."""
+    (`random._os`), in `sys.modules`, by `getattr`, `vars` and `__globals__`, through frames and classes. If `*` is
+    authorized and nothing is denied, there are none."""
     module_attributes: Flag | None = None
-    """Modules that could not be imported, reached as attributes of others (`random._os`, and of `numpy` alone
-    `numpy.random` too)."""
+    """Modules that could not be imported, reached as attributes of others (`random._os`; if only `numpy` is authorized,
+    `numpy.random`, too)."""
     dangerous_functions: Flag | None = None
     """Functions that start processes (`os.system`, `os.popen`, `subprocess.run` …), however they are reached."""
     open: Flag | None = None
@@ -140,14 +140,14 @@ class ToolsTable(Section):
     """Tools that a session may have."""
 
     placements: tuple[Placement, ...] = ToolRules.placements
-    """Processes that may run tools: `host` is the client's, `sandbox` one of the sandbox, into which the client ships
-    them. Empty: no tools at all."""
+    """Where tools may run: `host` is the client's process, `sandbox` is a process in the sandbox, into which the client
+    ships them. Empty: no tools at all."""
     allowed: ToolPatterns = ToolRules.allowed
     """Names that tools may have."""
     ask: ToolPatterns = ()
-    """Names of tools of which each call waits for an approval (docs/approvals.md), though `allowed` has `"*"`. What
-    `allowed` names otherwise is not asked for. Tools that run in the sandbox are not called through the daemon, so a
-    tool with such a name must be one of the host."""
+    """Names of tools whose calls each wait for an approval (docs/approvals.md), even if `allowed` has `"*"`. Tools that
+    `allowed` names otherwise need no approval. Tools that run in the sandbox are not called through the daemon, so a
+    tool with such a name must run on the host."""
 
     @model_validator(mode="after")
     def _check_ask(self) -> ToolsTable:
@@ -173,7 +173,7 @@ class StateTable(Section):
     """The state of sessions: exported by a client, and restored in another session."""
 
     export: Flag = StateRules.export
-    """True when a session's state may be exported. The files of the workspace are in it, whatever `files` says."""
+    """True when a session's state may be exported. It includes the files of the workspace, whatever `files` allows."""
     restore: Flag = StateRules.restore
     """True when a session may begin with such a state."""
     max_bytes: Bytes = StateRules.max_bytes
@@ -182,22 +182,21 @@ class StateTable(Section):
     """True when the state may be one that another daemon or another tenant has exported. Its content can run code in
     the sandbox when it is restored."""
     savepoints: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = StateRules.savepoints
-    """Savepoints of a session at one time, in its sandbox; the oldest are dropped beyond them, and when its memory is
-    short. 0: none may be taken."""
+    """Savepoints of a session at one time; its sandbox keeps them. Beyond that number, and when the sandbox's memory is
+    short, the oldest are dropped. 0: none may be taken."""
     savepoint_file_bytes: Bytes = StateRules.savepoint_file_bytes
     """Bytes of the workspace that a savepoint holds, in the sandbox's memory. A larger workspace is left out of it, and
     no code can be tried in it."""
     branches: Annotated[int, Field(strict=True, ge=0, le=SAVEPOINTS_MAX)] = StateRules.branches
-    """Branches of a session that are kept at one time, after code was tried in them; the oldest are dropped beyond
-    them, and when memory is short. 0: no code may be tried."""
+    """Branches of a session that are kept at one time, after code was tried in them. Beyond that number, and when
+    memory is short, the oldest are dropped. 0: no code may be tried."""
 
 
 class QuotasTable(Section):
-    """Quotas of each tenant of this profile, over all its sessions. Not set: no quota, unless the quota says another
-    default."""
+    """Quotas of each tenant of this profile, over all its sessions. Not set: no quota, unless noted otherwise."""
 
     sessions: Count | None = None
-    """Sessions at one time. Not set: where there are several tenants, as many as it leaves free for the others."""
+    """Sessions at one time. Not set: if there are several tenants, as many as the tenant leaves free for the others."""
     executions: Count | None = None
     """Executions that run or wait, at one time."""
     creations_per_minute: Count | None = None
@@ -207,10 +206,10 @@ class QuotasTable(Section):
     output_bytes_per_hour: Bytes | None = None
     """Bytes of output of executions in any hour, including output that was cut."""
     calls: Count | None = None
-    """Calls to the daemon at one time, streams included. Not set: where there are several tenants, as many as it leaves
-    free for the others."""
+    """Calls to the daemon at one time, streams included. Not set: if there are several tenants, as many as the tenant
+    leaves free for the others."""
     calls_per_second: Count | None = None
-    """Calls to the daemon in a second; further calls wait. Not set: where there are several tenants, 500."""
+    """Calls to the daemon in a second; further calls wait. Not set: 500 if there are several tenants."""
     egress_bytes_per_hour: Bytes | None = None
     """Bytes sent and received through the egress proxy in any hour."""
 
@@ -224,7 +223,7 @@ class AuditTable(Section):
     """True stops executions while the audit log can't be written, false lets them go on."""
     view: Literal["none", "metadata", "content"] = AuditRules.view
     """What admins and viewers see of executions, as they happen and afterwards: nothing; their events without texts,
-    values and data; or all, and then each look is recorded (`content_viewed`). The code of executions is kept for
+    values and data; or all, and then each viewing is recorded (`content_viewed`). The code of executions is kept for
     viewers if this is `content` when the session is created."""
 
 
@@ -238,17 +237,17 @@ class RecordTable(Section):
     max_bytes: Bytes = RecordRules.max_bytes
     """Bytes of one recording. It ends there, and the session goes on."""
     total_bytes: Bytes = RecordRules.total_bytes
-    """Bytes of all recordings of a tenant. Above them, the oldest of ended sessions are removed."""
+    """Bytes of all recordings of a tenant. Above that, the oldest recordings of ended sessions are removed."""
     retention_s: Seconds = RecordRules.retention_s
     """Seconds after its session's end until a recording is removed."""
     redact_tools: ToolPatterns = ()
-    """Names of host tools whose arguments and answers are left out. What code prints of them is recorded."""
+    """Names of host tools whose arguments and answers are left out. If code prints them, its output is recorded."""
     fetch: Flag = RecordRules.fetch
-    """True when a tenant may fetch the recordings of its sessions. Administrators may."""
+    """True when a tenant may fetch the recordings of its sessions. Administrators always may."""
 
 
 class ApprovalsTable(Section):
-    """The waiting of requests that need an approval (`ask`)."""
+    """How long requests that need an approval (`ask`) wait."""
 
     wait_s: Annotated[float, Field(strict=True, ge=1, le=3600, allow_inf_nan=False)] = 120.0
     """Seconds until a request that nobody has decided is denied."""

@@ -111,7 +111,7 @@ def invalid(path: str, problem: str) -> InvalidRequest:
 
 
 def check_hosts(patterns: Sequence[str]) -> None:
-    """Raises InvalidRequest for the first pattern of hosts that is none, or for too many."""
+    """Raises InvalidRequest for the first malformed host pattern, or for too many."""
     _check_texts("network", patterns, MAX_REQUESTED_HOSTS)
     for index, text in enumerate(patterns):
         try:
@@ -121,7 +121,7 @@ def check_hosts(patterns: Sequence[str]) -> None:
 
 
 def check_packages(texts: Sequence[str]) -> tuple[Requirement, ...]:
-    """Returns the requirements in canonical form. Raises InvalidRequest for the first that is none, or for too many."""
+    """Returns the requirements in canonical form. Raises InvalidRequest for the first malformed one, or too many."""
     if len(texts) > MAX_REQUESTED_PACKAGES:
         raise invalid("packages", f"has more than {MAX_REQUESTED_PACKAGES} entries")
     found: list[Requirement] = []

@@ -1,8 +1,8 @@
 """Requirements of packages, as clients and policies write them: "name[extras] specifiers; marker" of PEP 508.
 
-A requirement is hostile text. Its length and its characters are checked before `packaging` reads it, and it is refused,
-with a clause that says why, where it names no package of the index (an address, a path, an option of pip), and where
-readers differ about its meaning. What passes has one canonical form, which reads to itself again.
+A requirement is hostile text. Its length and its characters are checked before `packaging` reads it. It is refused,
+with a clause that says why, if it names no package of the index (an address, a path, an option of pip), or if readers
+differ about its meaning. An accepted requirement has one canonical form, and reading that gives the same form again.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ _FILE = re.compile(r"\.(?:whl|zip|tgz|tar(?:\.[a-z0-9]+)?|txt|toml|in)$", re.IGN
 _NAME_END = re.compile(r"[\[(<>=!~; ]")
 _MARKER = re.compile(r"[A-Za-z0-9_.<>=!~()'\" -]*")
 _MAX_PARENTHESES = 8  # each level is one of packaging's recursion
-# Not known before the sandbox is there, or of the metadata of packages only.
+# Unknown before the sandbox exists, or meaningful in the metadata of packages only.
 _UNDECIDED = re.compile(r"\b(?:platform_release|platform_version|implementation_version|extras?|dependency_groups)\b")
 _PATCH = re.compile(r"\b3\.[0-9]{1,2}\.([0-9]{1,3})\b")
-_MINORS = (12, *(minor for minor in range(9, 21) if minor != 12))  # the guest's oldest, and some that are to come
+_MINORS = (12, *(minor for minor in range(9, 21) if minor != 12))  # from the guest's oldest to future ones
 _MACHINES = ("x86_64", "aarch64")
 
 
@@ -162,7 +162,7 @@ def _specifier_text(specifier: Specifier) -> str:
 
 
 def _marker_text(marker: Marker | None) -> str:
-    """The marker in canonical form. One that never holds would be a requirement of nothing, and is refused."""
+    """The marker in canonical form. A marker that never holds is refused, since it would require nothing."""
     if marker is None:
         return ""
     text = str(marker)

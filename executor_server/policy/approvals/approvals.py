@@ -1,7 +1,7 @@
 """The requests of all sessions that wait for a person.
 
-A request waits until someone decides it, at most `wait_s`, and is denied then. It is denied at once when nobody who may
-decide is connected, so an unattended run loses no time. Equal requests of a session are one. Sandboxes cause these
+A request waits until someone decides it; after `wait_s` it is denied. It is denied at once when nobody who may decide
+is connected, so an unattended run loses no time. Equal requests of a session are one. Sandboxes cause these
 requests, so their number and the length of their texts are bounded, and no two different ones look alike.
 
 Everything happens in the event loop and in memory: after a restart of the daemon the requests are made again.
@@ -27,9 +27,9 @@ MAX_OF_TENANT = 256
 MAX_WAITING = 1024
 MAX_WHAT_CHARS = 512
 MAX_REMEMBERED = 1024
-"""Decisions for a session that are remembered; later ones count once."""
+"""Decisions that are remembered for one session; each later one holds for its own request only."""
 KEPT_S = 60.0
-"""Seconds for which a decision answers the same request again: of a caller that repeats it, or after a refusal."""
+"""Seconds for which a decision also answers equal requests: those of a caller that polls, or any after a denial."""
 WATCH_INTERVAL_S = 0.2
 """Seconds between two lists that one watcher gets."""
 
@@ -94,7 +94,7 @@ class ApprovalObserver:
 
 @dataclass(frozen=True)
 class Wanted:
-    """Something that the policy grants after an approval only."""
+    """Something that the policy grants only after an approval."""
 
     kind: ApprovalKind
     what: str
@@ -127,7 +127,7 @@ class _Request:
     ruling: asyncio.Future[Ruling]
     end: asyncio.TimerHandle | None = None
     waiters: int = 0
-    repeats: bool = False  # its caller asks again, instead of waiting
+    repeats: bool = False  # its caller polls instead of waiting
     is_relayed: bool = False  # another daemon remembers the decision
 
     @property
@@ -220,14 +220,14 @@ class Approvals:
                 self._drop(request)
 
     def end_session(self, tenant: str, session_id: str, request_id: str = "") -> None:
-        """Forgets all of a session that has ended, or of a request for one that was given up."""
+        """Forgets everything about a session that has ended, or about a request for one that was given up."""
         scope = (tenant, session_id, request_id)
         self._remembered.pop(scope, None)
         for request in self._of_scope(scope):
             self._end(request, "the session has ended" if session_id else "the request was given up")
 
     def end_execution(self, tenant: str, session_id: str, execution_id: str) -> None:
-        """Forgets all that an execution waited for; it has ended."""
+        """Denies all that an ended execution still waits for."""
         for request in self._of_scope((tenant, session_id, "")):
             if request.approval.execution_id == execution_id and request.waits:
                 self._end(request, "the execution has ended")

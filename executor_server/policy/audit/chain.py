@@ -27,7 +27,7 @@ from executor_server.guest.wire.lean import dumps
 
 MAX_RECORD_BYTES = 64 * 1024
 MAX_CODE_RECORD_BYTES = 1024 * 1024
-"""Bytes of a record that holds all of an execution's code, or of a command line, which the profile can ask for."""
+"""Bytes of a record with the whole code of an execution, or a whole command line, if the profile asks for it."""
 
 MAX_LIST_ENTRIES = 64
 MAX_TEXT_CHARS = 512
@@ -40,7 +40,7 @@ _MAX_ESCAPED_BYTES = 12
 WHOLE_FIELDS = ("code", "command", "input")
 # Bytes of the quotes and the comma around a word of a command line.
 _WORD_BYTES = 3
-# (entries, characters) of lists and texts in a record that is still too long. With the last a record always fits.
+# (entries, characters) of lists and texts in a record that is still too long. With the last pair, every record fits.
 _TIGHTER = ((MAX_LIST_ENTRIES, 64), (16, 64), (4, 32), (1, 16))
 
 _HASH_KEY = b',"hash":"'
@@ -155,7 +155,7 @@ def encode(after: Position, time: str, kind: AuditKind, fields: Mapping[str, Any
 
 
 def read_link(line: bytes) -> Link | None:
-    """Reads a line's place in the chain; None when it has not the form of a record."""
+    """Reads a line's place in the chain; None when the line does not have the form of a record."""
     form = _FORM.fullmatch(line)
     if form is None:
         return None
@@ -215,7 +215,7 @@ def _with_whole(fields: Mapping[str, Any], name: str) -> bytes:
 
 
 def _beginning(value: str | list[str], budget: int) -> str | list[str]:
-    """Returns as much of a text, or of the words of a command line, as takes `budget` bytes where none is escaped."""
+    """Returns the beginning of a text or a command line that takes at most `budget` bytes if nothing is escaped."""
     if isinstance(value, str):
         return value[:budget]
     kept = []
@@ -234,7 +234,7 @@ def _members(fields: Mapping[str, Any]) -> bytes:
 
 
 def _is_small(fields: Mapping[str, Any]) -> bool:
-    """True when no field needs a cut, as in nearly every record: finding that out takes a tenth of `_bounded`."""
+    """True when no field needs a cut, as in nearly every record. The check takes a tenth of the time of `_bounded`."""
     for value in fields.values():
         kind = type(value)
         if kind is str:

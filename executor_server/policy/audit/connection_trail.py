@@ -3,8 +3,8 @@
 A profile may have `network.audit = "denials"`: then only refusals are recorded. The number of connections is bounded by
 the profile (`max_new_connections_per_minute`), that of the records of refusals by refusal_window.py.
 
-Names of hosts, and the sentences of refusals, may hold what a program chose. They are bounded here and printable; a
-secret is recorded by the name of the header that it was set in, never by its value.
+Names of hosts, and the sentences of refusals, may contain text that a program chose. They are bounded here and
+printable; a secret is recorded by the name of the header that it was set in, never by its value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ DENIALS_IN_FULL = 100
 # Characters of a name of a host; the longest name has 253.
 _HOST_CHARS = 256
 _MESSAGE_CHARS = 512
-# Refusals that came too fast for the proxy to say which.
+# Refusals that came too fast for the proxy to list.
 _TOO_FAST = "too_fast"
 
 

@@ -86,7 +86,7 @@ def of_request(principal: Principal, request_id: str, spec: SessionSpec) -> dict
 
 
 def _of_network(rules: NetworkRules) -> dict[str, Any]:
-    """The hosts that a session may reach; of a secret its host and the name of its header."""
+    """The hosts that a session may reach; a secret is listed by its host and the name of its header."""
     if not rules.any:
         return {}
     return {
@@ -121,7 +121,7 @@ def of_code(session: SessionFacts, execution_id: str, code: str, limits: Executi
 
 
 def of_command(session: SessionFacts, process: ProcessFacts) -> dict[str, Any]:
-    """A process, with as much of its command line as the profile records of code. Never a value of a variable."""
+    """A process, with as much of its command line as the profile records of code. Never the value of a variable."""
     line = "\0".join(process.argv).encode("utf-8", "surrogatepass")
     fields: dict[str, Any] = {
         "process": process.process_id,

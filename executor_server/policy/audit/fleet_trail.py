@@ -1,6 +1,6 @@
 """Records what a front does: where it places sessions, which nodes it has links to, which it has lost, what it moves.
 
-Requests and refusals are recorded as a daemon does. All that happens in a session is in the audit log of its node.
+Requests and refusals are recorded as in a daemon. All that happens in a session is in the audit log of its node.
 """
 
 from __future__ import annotations
@@ -33,6 +33,6 @@ class FleetTrail:
         self._log.write(AuditKind.SESSION_LOST, {"tenant": tenant, "session": session_id, "reason": reason})
 
     def session_moved(self, tenant: str, session_id: str, new_session_id: str, problem: str) -> None:
-        """`new_session_id` is empty where it was not moved."""
+        """`new_session_id` is empty if the session was not moved."""
         fields = {"session": session_id, "new_session": new_session_id, "problem": clipped(problem, _PROBLEM_CHARS)}
         self._log.write(AuditKind.SESSION_MOVED, {"tenant": tenant, **fields})

@@ -1,6 +1,6 @@
 """Writes the files of the audit log: numbered append-only files, and an anchor next to them.
 
-    audit-000001.jsonl, audit-000002.jsonl, …    the chain; the first record of a file holds the last of the one before
+    audit-000001.jsonl, audit-000002.jsonl, …    the chain; a file's first record has the hash of the one before it
     anchor                                       number and hash of the last record, so that a missing end is noticed
     lock                                         held by the daemon that writes
 
@@ -228,7 +228,7 @@ class AuditFiles:
             raise OSError(errno.ESTALE, "the file of the audit log was replaced")
         try:
             written = os.write(self._fd, line)
-            while written < len(line):  # the disk is nearly full, and the next call says so
+            while written < len(line):  # the disk is nearly full, and the next call fails
                 written += os.write(self._fd, line[written:])
             if not self._anchor_after_sync:
                 write_anchor(self._anchor_fd, after)
@@ -246,7 +246,7 @@ class AuditFiles:
             self._torn = True  # `mend` tries again: no record may follow half a record
 
     def _remove_oldest(self, time: str) -> None:
-        """Removes files above the number to keep, after a record of the position at which the chain begins then."""
+        """Removes files beyond `max_files`, each after a record of the position at which the chain will begin."""
         if self._max_files is None:
             return
         removed = {path.name for path in self._removed}
@@ -300,7 +300,7 @@ class AuditFiles:
         return self._names_changed
 
     def flush(self) -> Flush:
-        """Returns all that the disk lacks. It must have run before the next one is made."""
+        """Returns the flush of everything that is not on the disk yet. It must have run before the next one is made."""
         made = Flush(
             current=self._fd,
             position=self.position,

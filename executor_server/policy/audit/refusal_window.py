@@ -1,4 +1,4 @@
-"""Bounds the records of refusals, of which clients and programs can cause any number.
+"""Bounds the records of refusals, since clients and programs can cause any number of refusals.
 
 The first ones of a tenant in every minute are recorded one by one; the others are counted by their kind, and the counts
 are recorded when the minute is over.
@@ -44,7 +44,7 @@ class RefusalWindow:
         self._ends_s = 0.0
 
     def records(self, tenant: str, *kind: str) -> bool:
-        """True for a refusal that is to be recorded by itself; another one is counted."""
+        """Returns True if a refusal is to be recorded by itself; otherwise counts it."""
         found = self._of(tenant)
         if found.recorded < self._in_full:
             found.recorded += 1
@@ -60,7 +60,7 @@ class RefusalWindow:
         counted[kind] += number
 
     def end(self) -> None:
-        """Records the counts when the minute is over; must be called now and then."""
+        """Records the counts when the minute is over; must be called regularly."""
         now_s = self._clock()
         if now_s < self._ends_s:
             return

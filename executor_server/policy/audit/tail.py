@@ -1,8 +1,8 @@
 """Reads the end of an audit log while the daemon writes it, for operators.
 
 Records are read backwards from the newest, or from a record that was reached before; one search reads a bounded part
-of the files. `code`, `command` and `input`, which a profile may have recorded whole, are left out: what operators see
-of code is decided elsewhere (`audit.view`). Nor can a search find a text in them.
+of the files. `code`, `command` and `input`, which a profile may have recorded whole, are left out: another rule decides
+how much code operators see (`audit.view`). Nor can a search find a text in them.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def search(directory: Path, wanted: Wanted) -> Found:
 def _matching(line: bytes, wanted: Wanted) -> dict[str, object] | None:
     """Returns the fields to show of a record that matches."""
     text = (wanted.text if wanted.text.isascii() else as_ascii(wanted.text)[1:-1]).lower()
-    # Most lines of a large log are not wanted, which is found here without reading their JSON.
+    # Most lines of a large log don't match; this rejects them without reading their JSON.
     if not all(each.encode() in line for each in (wanted.tenant, wanted.session)) or text.encode() not in line.lower():
         return None
     fields = read_fields(line)

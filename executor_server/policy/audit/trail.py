@@ -49,7 +49,7 @@ REFUSALS_IN_FULL = 30
 """Refusals of one tenant that are recorded one by one in a minute."""
 
 _MESSAGE_CHARS = 256
-_APPROVALS = "approvals"  # denials that nobody has decided are counted like those of a method
+_APPROVALS = "approvals"  # denials that no person decided are counted like the refusals of a method
 
 _LIMIT_OF = {
     Outcome.OPERATION_LIMIT: "operations",
@@ -205,7 +205,7 @@ class AuditTrail(Observer, PolicyListener, ApprovalObserver):
 
     def request_refused(self, principal: Principal | None, method: str, error: ExecutorError) -> None:
         if isinstance(error, Unavailable) and (error.progress is not None or error.reason is Reason.APPROVAL_PENDING):
-            return  # it only waits, and asks each second
+            return  # the caller only waits, and polls
         method, reason = clipped(method, SHORT_CHARS), error.reason.value
         if principal is None:
             if self._unknown_callers.records("", method, reason):

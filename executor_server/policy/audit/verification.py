@@ -1,7 +1,7 @@
 """Verifies that an audit log is whole: nothing in it was changed, removed, added or moved.
 
 One pass over the files in order, in constant memory. After a problem it continues with the next record, so that one
-change is one problem and not as many as there are records after it. The content of the log is never trusted.
+change is one problem, and not one for each later record. The content of the log is never trusted.
 
 Three things are notes and not problems: a log that begins later because old files were removed, when it records that;
 half a record at its very end, which a killed daemon leaves; and records that could not be written, when the log records
@@ -58,7 +58,7 @@ def verify(directory: Path, expected: Position | None = None) -> Verdict:
         try:
             verifier.read(path, is_last=number == numbers[-1])
         except FileNotFoundError:
-            # A running daemon removes old files; a record that is still to come says so.
+            # A running daemon removes old files; a later record reports that.
             if verifier.verdict.records:
                 verifier.problem(verifier.next_seq, "should be here: the file was removed while it was read")
     verifier.end()

@@ -100,7 +100,7 @@ _UNSET = {
 
 
 def _values(profile: Profile) -> Iterator[tuple[str, Any]]:
-    """Every key of a profile with its value; `language` as permissions, and what its preset decides, decided."""
+    """Every key of a profile with its value in effect; `language` as permissions."""
     yield "on_reload", profile.on_reload
     tables = profile.model_dump(exclude={"extends", "on_reload", "language"})
     tables["sandbox"]["fork_server"] = fork_server(profile)

@@ -120,12 +120,12 @@ def _refusals(written: _Written, question: Question, error: ExecutorError) -> It
         yield Refusal(message, _place(written, question, violation), violation)
 
 
-# Fields of what a session does, and those of the request by which it could ask for it.
+# Fields for what code does, and the fields of the session's request that could ask for it.
 _ASKED_BY = {"imports": "authorized_imports", "connections": "network"}
 
 
 def _with_alternative(policy: Policy, tenant: str, refusal: Refusal) -> Refusal:
-    """Adds to a refused import or connection that the session may ask for it, when it may."""
+    """Adds to the advice for a refused import or connection that the session may ask for it, if it may."""
     violation = refusal.violation
     asked_by = None if violation is None else _ASKED_BY.get(violation.field)
     if violation is None or asked_by is None or violation.kind is not ViolationKind.NOT_ALLOWED:

@@ -29,7 +29,7 @@ class Line:
 
 @dataclass(frozen=True)
 class FreePlace:
-    """A line at which a key could be written that is not."""
+    """A line at which a missing key could be written."""
 
     line: Line
     kind: Literal["below", "within", "new"]  # below this line, in its inline table, or under a header of its own

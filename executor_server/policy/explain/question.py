@@ -108,7 +108,7 @@ class Question(Section):
 
 @dataclass(frozen=True)
 class Answer:
-    """The session that would be granted, every refusal, and all that an approval is needed for."""
+    """The session that would be granted, every refusal, and everything that needs an approval."""
 
     spec: SessionSpec | None
     refusals: tuple[ExecutorError, ...]
@@ -127,7 +127,7 @@ def read_question(text: str) -> Question:
 
 
 def answer(policy: Policy, tenant: str, question: Question) -> Answer:
-    """Answers the question. In a refused session nothing else is asked."""
+    """Answers the question. If the session is refused, nothing else is checked."""
     principal, session = Principal(tenant, "question"), _session(question)
     to_ask: tuple[Wanted, ...] = ()
     try:

@@ -2,8 +2,8 @@
 
 There are up to three: the token in the call, the certificate of its TLS connection, and the user at the other end of
 its Unix socket. `Identities.principal_of` is the one place that checks them together: a token must be valid, and all
-credentials that name a tenant must name the same one. It needs nothing else, so a call that lasts can be checked again
-when tokens or policy have changed.
+credentials that name a tenant must name the same one. It needs nothing else, so a long call can be checked again when
+tokens or policy have changed.
 """
 
 from __future__ import annotations

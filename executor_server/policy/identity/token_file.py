@@ -1,8 +1,8 @@
 """The file of the tenants' tokens: its format, and how it is read and changed.
 
 It is a JSON list with an entry for each token ever made. It holds no secret, only the SHA-256 digest of each. A slow
-hash would add nothing: it protects secrets that can be guessed, and these are 112 random bits or more; and every call
-of every client has to be checked.
+hash would add nothing, since it protects secrets that can be guessed, and these have 112 random bits or more. It would
+also slow down every call of every client.
 
 A user who can write the file can make tokens, so it is used only when no user but its owner and root could have written
 it. Writers hold a lock and replace the file atomically; a reader sees either the old file or the new one.
@@ -35,7 +35,7 @@ SECRET_BYTES = 32
 _ID_CHARS = 12
 _ID_ALPHABET = "abcdefghijkmnpqrstuvwxyz23456789"  # without characters that look alike
 _TOKEN = re.compile(rf"ret_([a-z0-9]{{{_ID_CHARS}}})_([A-Za-z0-9_-]{{43}})")
-# What E2B's SDK takes for a key: 40 hexadecimal digits, of which 28 are the secret's 112 random bits.
+# The form of key that E2B's SDK accepts: 40 hexadecimal digits; the last 28 are the secret's 112 random bits.
 _E2B_TOKEN = re.compile(rf"e2b_([0-9a-f]{{{_ID_CHARS}}})([0-9a-f]{{28}})")
 _HEX = "0123456789abcdef"
 

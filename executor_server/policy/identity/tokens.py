@@ -57,7 +57,7 @@ class TokenNews:
 
 
 class TokenSource(Protocol):
-    """The records that tokens are read from: a TokenFile, or something around one."""
+    """The records that tokens are read from: a TokenFile, or a wrapper of one."""
 
     def version(self) -> FileVersion | None: ...
 

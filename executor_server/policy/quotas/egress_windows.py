@@ -26,7 +26,7 @@ class EgressWindows:
 
     def __init__(self) -> None:
         self.ask_again: Callable[[str], None] = lambda tenant: None
-        self._left: dict[str, float] = {}  # when the sessions of the tenant asked last
+        self._left: dict[str, float] = {}  # bytes left of the quota when the tenant's sessions last asked
         self._waiting: dict[str, asyncio.TimerHandle] = {}
 
     def close(self) -> None:

@@ -7,14 +7,14 @@ execution has been observed, or has failed.
 Use is summed over sliding windows: creations over a minute in seconds, all others over an hour in minutes. A
 part of a window counts until all of it is older than the window, so a quota holds in every minute and every hour.
 
-CPU time and output are known when an execution has ended, and its limits are not reduced to what is left of a quota:
-an execution gets what it was granted. So an hour's use can pass its quota by what the executions that run at one time
-may use, at most `quotas.executions` times their limits. An execution without a measured use, because its session was
-deleted or lost, is charged the CPU time that it can have used at most, and the output that had arrived. CPU time
-between executions is charged when the guest reports it, with each ping.
+CPU time and output are known when an execution has ended, and an execution keeps its granted limits even if less of a
+quota is left. So an hour's use can pass its quota by what the executions that run at one time may use, at most
+`quotas.executions` times their limits. An execution without a measured use, because its session was deleted or lost, is
+charged the most CPU time that it can have used, and the output that had arrived. CPU time between executions is charged
+when the guest reports it, with each ping.
 
-Bytes of the network are charged as the egress proxy reports them. Their quota refuses no execution: it closes the way
-out of the tenant's sessions, until there is room again (egress_windows.py).
+Bytes of the network are charged as the egress proxy reports them. Their quota refuses no execution: when it is spent,
+the tenant's sessions have no network until there is room again (egress_windows.py).
 
 The calls and sessions that the daemon has for all tenants are shared: a tenant without a quota of its own may hold as
 many as it leaves free. So one such tenant gets half at most, two get a third each, and the next one always finds some,
@@ -45,7 +45,7 @@ from executor_server.policy.quotas.quota_checks import check_capacity, check_num
 from executor_server.policy.quotas.usage_store import MinuteUse, UsageStore
 from executor_server.policy.quotas.window import Window
 
-# Seconds after which a refused caller may retry; the end of what it waits for is not known.
+# Seconds after which a refused caller may retry; it is not known when a place becomes free.
 SESSION_RETRY_S = 2.0
 EXECUTION_RETRY_S = 1.0
 CALL_RETRY_S = 0.5
@@ -198,7 +198,7 @@ class Quotas(Observer):
         return release
 
     def reserve_call(self, tenant: str, *, beyond: int = 0) -> Callable[[], None]:
-        """Counts one more open call, up to `beyond` above the quota; returns what ends it. Raises ResourceExhausted."""
+        """Counts an open call, up to `beyond` above the quota; returns what releases it. Raises ResourceExhausted."""
         counted, most = self._tenant(tenant), self._quotas_of(tenant).calls
         check_number("calls", counted.calls - beyond, most, CALL_RETRY_S)
         if (capacity := self._capacity) is not None and most is None:
@@ -228,7 +228,7 @@ class Quotas(Observer):
         return quota if quota is None or allowed is None else min(quota, allowed)
 
     def limit_egress(self, allowed: Mapping[str, int]) -> None:
-        """Sets the bytes that tenants may use on this node of a fleet, of quotas that hold for all nodes together."""
+        """Sets the bytes that each tenant may use on this node of a fleet; its quota is for all nodes together."""
         before, self._egress_allowed = self._egress_allowed, allowed
         for tenant in before.keys() | allowed.keys():
             if before.get(tenant) != allowed.get(tenant):
@@ -331,7 +331,7 @@ class Quotas(Observer):
         return MinuteUse(used.tenant, minute, cpu_sum_s, int(output_sum), int(egress_sum))
 
     def _write(self) -> None:
-        """Stores the use. What can't be written is tried again with the next write, while it still counts."""
+        """Stores the use. If that fails, the next write tries again, as long as the use still counts."""
         self._writing = None
         oldest = _minute(self._clock()) - 60
         for key in [key for key in self._unwritten if key[1] < oldest]:
@@ -370,7 +370,7 @@ def _once(release: Callable[[], None]) -> Callable[[], None]:
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Returns a Unix clock that ignores later changes of the host's clock: they would forgive use, or lock out."""
+    """Returns a Unix clock that ignores later changes of the host's clock: they would forgive use or lock tenants out."""
     ahead_s = time.time() - time.monotonic()
     return lambda: ahead_s + time.monotonic()
 

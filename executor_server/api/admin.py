@@ -227,7 +227,7 @@ class AdminService(SharedAdmin):
 
 
 def visible_tenants(asked: str, known: Iterable[str]) -> list[str]:
-    """Returns the tenants about which the caller may get what it asked for; `known`: all, for an empty `asked`."""
+    """Returns the requested tenants that the caller may see. An empty `asked` stands for all those in `known`."""
     caller = current_principal.get()
     if not caller.is_admin:
         return [caller.tenant] if asked in ("", caller.tenant) else []

@@ -1,4 +1,4 @@
-"""Requests that the policy grants after an approval only: their callers repeat them until it is decided.
+"""Requests that the policy grants only after an approval: their callers repeat them until they are decided.
 
 A request that waits is answered with UNAVAILABLE, reason APPROVAL_PENDING and a retry delay. A denied one is a
 violation of the policy that says why.
@@ -24,7 +24,7 @@ class Asking:
     """Asks for the approvals that requests to make or change a session need."""
 
     def __init__(self, approvals: Approvals, *, is_node: bool = False) -> None:
-        """`is_node`: the front asks about sessions to be made, and passes on those that are approved."""
+        """`is_node`: the front asks about new sessions and environments, and passes on only approved requests."""
         self._approvals = approvals
         self._is_node = is_node
 

@@ -19,7 +19,7 @@ from executor_server.policy.audit import AuditLog, Found, Record, Wanted, search
 MAX_RECORDS = 1000
 DEFAULT_RECORDS = 100
 LOOK_INTERVAL_S = 0.5
-"""Seconds between looks for new records, with `follow`."""
+"""Seconds between checks for new records, with `follow`."""
 
 _MESSAGE_RECORDS = 100
 _MESSAGE_BYTES = 2**20  # of records, after which no further one goes into a message

@@ -1,14 +1,14 @@
 """Authenticates the caller of every method, before anything of the call is read.
 
 A call with a wrong token is denied by its metadata alone. All denials of an unknown caller are one status with one
-message: it learns neither what was wrong nor which methods exist. `_ROLES` and `_check_role` say who may call what:
+message: it learns neither what was wrong nor which methods exist. `_ROLES` and `_check_role` decide who may call what:
 nothing else compares a caller's role with a method.
 
-Every method is served by a handler that reads its requests as a stream, also where there is one request only. The
-caller is known and counted before the first message is awaited, the wait for it has a limit, and a call without a
-message is answered. grpc.aio's own unary handlers do none of this: they wait for a message without end, and to a call
-that ends without one they send no status, so that it keeps its place among the calls of the server for as long as its
-connection lasts, when its task has ended and its quota has been given back.
+Every method is served by a handler that reads its requests as a stream, even if there is only one request. The caller
+is known and counted before the first message is awaited, the wait for it has a limit, and a call without a message is
+answered. grpc.aio's own unary handlers do none of this. They wait for a message without end, and they send no status to
+a call that ends without one. Such a call keeps its place among the calls of the server as long as its connection lasts,
+although its task has ended and its quota has been given back.
 
 Only the health service's Check is open, so that probes need no secret; it reports only whether the daemon serves. Since
 probes are charged to no tenant, few may be open at a time, and each for a short time.
@@ -229,7 +229,7 @@ def _check_role(principal: Principal, method: str) -> None:
 
 
 class MessageMissing(Exception):
-    """A call that has one message ended without it, or it was not whole in time."""
+    """A call that has one message ended without it, or the message was not complete in time."""
 
     def __init__(self, problem: str) -> None:
         super().__init__(problem)
@@ -237,7 +237,7 @@ class MessageMissing(Exception):
 
 
 def _reading(handler: Handler, first_message_time_s: float) -> Behaviour:
-    """Returns what serves a stream of requests as `handler` serves its own. It raises MessageMissing."""
+    """Returns a behaviour that serves a stream of requests as `handler` serves its own. It raises MessageMissing."""
     behaviour = cast("Behaviour", behaviour_of(handler))
     if handler.request_streaming:
         return behaviour

@@ -14,9 +14,9 @@ class CallerSource(Protocol):
     """Identifies the caller of a call. Its credentials are kept while the call lasts, and checked again."""
 
     def shown_by(self, method: str, context: Context) -> Hashable:
-        """Returns the credentials of a call, in its metadata and its connection. Raises Unauthenticated for wrong ones.
+        """Returns the credentials in a call's metadata and its connection. Raises Unauthenticated for wrong ones.
 
-        No message of the call has been read.
+        Called before any message of the call is read.
         """
         ...
 
@@ -25,7 +25,7 @@ class CallerSource(Protocol):
         ...
 
     async def refresh(self) -> None:
-        """Reads changed tokens; called now and then."""
+        """Reads changed tokens; called regularly."""
         ...
 
 

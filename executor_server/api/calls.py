@@ -5,12 +5,12 @@ above `quotas.calls_per_second` waits for its time as an open call, and is refus
 wait would be too long. So the calls of one tenant cost the daemon no more than its quotas allow, and other tenants
 always find free places among the calls that the daemon serves at one time.
 
-Those places are shared, too: where there are several tenants, one whose `quotas.calls` is not set leaves as many free
-as it has (`quotas.Capacity`), so that neither one tenant nor any two of them can use them up.
+Those places are shared, too: if there are several tenants, a tenant without `quotas.calls` must leave as many free as
+it has (`quotas.Capacity`), so that neither one tenant nor any two of them can use them up.
 
-Renewing a lease is no work that a quota is for, and a session whose lease is not renewed ends. So when all calls of a
-tenant are open, as followed streams may be, a few more are admitted for renewing leases, at a rate of their own: a
-tenant can't lose its sessions by reaching its quota.
+Quotas are not meant to limit the renewal of leases, and a session whose lease is not renewed ends. So when a tenant has
+reached its quota of open calls, as followed streams may do, a few more are admitted for renewing leases, at a rate of
+their own: a tenant can't lose its sessions by reaching its quota.
 
 A refusal has a cost, too, and a careless client asks again at once, thousands of times a second. So a refusal is sent
 after a pause in which the caller can do nothing with that stream. The number of refusals that are held like this is
@@ -30,7 +30,7 @@ from executor_server.api.handlers import EXECUTOR_METHODS
 from executor_server.core import Reason, ResourceExhausted
 from executor_server.policy.quotas import Quotas
 
-# Seconds whose unused calls a tenant may make at once.
+# A tenant may make the unused calls of this many seconds at once.
 BURST_S = 1.0
 # Seconds that a call waits for its time, and calls of one tenant that wait; beyond these, a retry is cheaper.
 MAX_WAIT_S = 5.0
@@ -54,7 +54,7 @@ class _Pace:
 
 
 def held_calls(max_concurrent_calls: int) -> int:
-    """Returns the number of refusals that may be held by a server of so many calls."""
+    """Returns the number of refusals that a server with this many concurrent calls may hold."""
     return int(max_concurrent_calls * HELD_PART)
 
 

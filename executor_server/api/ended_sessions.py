@@ -1,7 +1,7 @@
 """The last descriptions of sessions that ended, for operators who ask later why.
 
-`ended.db` in the state directory has them too, so that they survive a restart. It is worth little: nothing is synced to
-the disk, a damaged file is begun anew, and what does not fit its checksum is ignored.
+`ended.db` in the state directory has them, too, so that they survive a restart. It is worth little: nothing is synced
+to the disk, a damaged file is replaced by an empty one, and a row that does not fit its checksum is removed.
 """
 
 from __future__ import annotations

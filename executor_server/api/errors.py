@@ -46,7 +46,7 @@ DOMAIN = "remote-executor"
 DETAILS_KEY = "grpc-status-details-bin"
 
 # A client refuses trailers above 8 KiB by default, and sees that instead of our answer. The message is in them twice,
-# once percent-encoded (up to three bytes each), so these add up to less.
+# once percent-encoded (up to three bytes each), so these limits add up to less.
 MAX_MESSAGE_BYTES = 1000
 MAX_VIOLATIONS_BYTES = 2500
 MAX_FIELD_BYTES = 400
@@ -80,7 +80,7 @@ def _is_worth_logging(record: logging.LogRecord) -> bool:
 
 
 class PassedOn(Exception):
-    """The refusal of a daemon that we have asked for our caller, who gets its status as it is."""
+    """The refusal of another daemon that we called for our caller. Its status is passed on unchanged."""
 
     def __init__(self, code: grpc.StatusCode, message: str, details: bytes) -> None:
         super().__init__(message)
@@ -114,7 +114,7 @@ def _status_of(error: ExecutorError) -> tuple[grpc.StatusCode, str, bytes]:
 
 
 def _metadata_of(error: ExecutorError) -> Mapping[str, str]:
-    """Returns what programs read of an error, beside its reason."""
+    """Returns the facts of an error that programs read, in addition to its reason."""
     if isinstance(error, ModulesMissing):
         return {"modules": _modules_to(error.modules)}
     if isinstance(error, Unavailable) and error.progress is not None:
@@ -154,9 +154,9 @@ def error_border(on_refusal: Callable[[str, ExecutorError], None]) -> Wrapper:
 def _begun(behaviour: Behaviour) -> Behaviour:
     """Sends the metadata before the behaviour begins, for a stream of answers.
 
-    grpc.aio sends them with the first message, and notes it only afterwards. A behaviour that ended while a task of its
-    own, or it itself when it was cut, was in the middle of that would send them again with its status. That fails, and
-    the caller would wait for ever.
+    grpc.aio sends the metadata with the first message, and notes only afterwards that it did. A behaviour may end while
+    that is under way, in a task of its own or in itself when it is cancelled. Then the metadata would be sent again
+    with the status; that fails, and the caller would wait for ever.
     """
 
     async def begun(request: Any, context: Context) -> Any:
@@ -262,7 +262,7 @@ def checked(request: Any) -> Any:
     if request is _MALFORMED:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)")
     if isinstance(request, bytes):
-        return request  # the node of a fleet that it is passed on to checks it
+        return request  # it is passed on to a node of a fleet, which checks it
     size_bytes = request.ByteSize()
     request.DiscardUnknownFields()
     if request.ByteSize() != size_bytes:

@@ -80,15 +80,15 @@ def around_own_methods(around: Callable[[str, Behaviour], Behaviour]) -> Wrapper
 
 
 class MethodTable:
-    """Gathers the handlers of services, wraps each, and gives them to a server as one that looks each method up.
+    """Gathers the handlers of services, wraps each, and gives them to a server as one handler that looks methods up.
 
     The first of the `wrappers` is the outermost. They are also put around the answer to a method that does not exist.
 
-    For each method that is registered with it, grpc.aio keeps a task that waits for the next call, and with every call
-    that arrives it waits for all of them again (`asyncio.wait`): with 50 methods that is 300 function calls. A method
-    that is only looked up costs nothing until it is called. But all of those share one task and one queue of calls that
-    no handler has taken yet. So the few methods in `by_themselves` are registered: however many calls of others arrive,
-    these go their own way.
+    For each registered method, grpc.aio keeps a task that waits for the next call. With every call that arrives, it
+    waits for all these tasks again (`asyncio.wait`): with 50 methods that is 300 function calls. A method that is only
+    looked up costs nothing until it is called. But all such methods share one task and one queue of calls that no
+    handler has taken yet. So the few methods in `by_themselves` are registered: their calls don't wait behind those of
+    other methods.
     """
 
     def __init__(self, by_themselves: Set[str], wrappers: Sequence[Wrapper] = ()) -> None:

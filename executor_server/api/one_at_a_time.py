@@ -20,7 +20,7 @@ class OneAtATime:
     async def run(self, tenant: str, function: Callable[[], T]) -> T:
         """Returns or raises what the function does. Raises ResourceExhausted when too many calls wait already.
 
-        A thread goes on when its caller leaves, and so does its turn: nobody can have many run by leaving early.
+        The function goes on when its caller leaves, and keeps its turn: no caller can run many by leaving early.
         """
         async with self._turns.hold(tenant):
             work = asyncio.ensure_future(asyncio.to_thread(function))

@@ -9,9 +9,10 @@ directory); a name is used for one connection, which holds it as long as it is k
 /proc/net/unix, but knowing one is of no use.
 
 Every user may connect to the outer socket, so the resources that a user can hold are bounded: connections per user,
-fewer for all unknown users together, and the bytes in transit (a side that doesn't read is not read for). An unknown
-user is connected so that the gRPC server refuses it, as everywhere; that server also closes connections that are idle,
-silent or dead. The overflow uid, which stands for users of other user namespaces, identifies no user.
+fewer for all unknown users together, and the bytes in transit (while one side doesn't read, nothing is read from the
+other). An unknown user is connected so that the gRPC server refuses it, as everywhere; that server also closes
+connections that are idle, silent or dead. The overflow uid, which stands for users of other user namespaces, identifies
+no user.
 """
 
 from __future__ import annotations

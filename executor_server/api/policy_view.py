@@ -34,7 +34,7 @@ class PolicyView:
             raise InvalidRequest(Reason.INVALID_FIELD, f"rules: must have at most {MAX_RULES} entries", "rules")
         shown = self._shown()
         if rules:
-            # Admins only ask this.
+            # Only admins ask this.
             shown.lines.extend(await self._explaining.run("", partial(self._lines, tuple(rules))))
         return shown
 

@@ -1,7 +1,7 @@
 """The gRPC server: its listeners, its limits, health and reflection.
 
 A Unix socket is private (mode 0600) from the moment it exists, except the one at which users are identified by uid
-(peer_socket.py). TCP listeners other than loopback need TLS. Limits without an option here are kept by the service.
+(peer_socket.py). TCP listeners other than loopback need TLS. The service enforces the limits without an option here.
 """
 
 from __future__ import annotations
@@ -45,14 +45,14 @@ BY_THEMSELVES = frozenset(
         "RenewLease",
     )
 ) | {f"/{health.SERVICE_NAME}/Check"}
-"""Methods whose calls wait behind no calls of others (handlers.py): executions, what keeps sessions, and probes."""
+"""Methods whose calls don't wait behind those of others (handlers.py): for executions, for keeping sessions, probes."""
 OTHER_METHODS = "other"
 """The name that observers get for all methods that are not ours: a caller can make up any number of names."""
 
 # Seconds in which a connection must finish its handshake; gRPC's default is two minutes.
 HANDSHAKE_TIMEOUT_S = 10.0
 # Calls that have arrived and that no handler has taken yet. Above the first number gRPC resets some at random, of any
-# caller, and above the second all; its default begins at 1,000, which one hostile tenant sends in a moment.
+# caller, and above the second all. Its default for the first is 1,000, which one hostile tenant sends in a moment.
 MAX_UNSEEN_CALLS = 4096
 MAX_UNSEEN_CALLS_HARD = 8192
 # Seconds by which a connection may outlive its client certificate, which is checked when the connection is made.
@@ -104,8 +104,8 @@ class RpcServer:
     ) -> None:
         """Opens nothing yet.
 
-        `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `wrappers` are put around what
-        known callers call. `handlers` serve methods instead of the services, by the names of both.
+        `quotas` limits the calls of a tenant; `observer` is notified of refused calls; `wrappers` are put around the
+        calls of known callers. `handlers`, by the names of service and method, serve methods instead of the services.
         """
         ignore_lost_callers()
         on_refusal = refusals_to(observer or Observer())

@@ -433,7 +433,7 @@ class ExecutorService(service_grpc.ExecutorServiceServicer):
                 await context.write(part)
 
     def _record(self, session: Session, kind: str, request: Message) -> None:
-        """Records a request, if the session is recorded. Of a command it does so before the request may be refused."""
+        """Records a request, if the session is recorded; the request of a command even before it may be refused."""
         if (recorder := self._recordings.recorder(session)) is not None:
             recorder.request(kind, request)
 

@@ -26,16 +26,16 @@ INTERVAL_S = 0.2
 MESSAGE_SESSIONS = 200
 MESSAGE_BYTES = 1024 * 1024
 
-# Sessions that are compared in one turn of the event loop, and as how many of them the description of one counts.
+# Sessions that are compared in one turn of the event loop, and how many comparisons one description counts as.
 _WORK_AT_A_TIME = 50
 _DESCRIPTION_WORK = 10
-# While a session is busy, the time of its end moves; what is sent may be older by this.
+# While a session is busy, the time of its end moves; the time that was sent may be out of date by this.
 _EXPIRY_STEP_S = 10.0
 
 
 @dataclass
 class SessionUse:
-    """What the executions of a session that have ended used."""
+    """The use of a session's executions that have ended."""
 
     executions: int = 0
     cpu_time_s: float = 0.0
@@ -56,7 +56,7 @@ class SessionUse:
 
 @dataclass(eq=False)
 class Watcher:
-    """Keeps what one watcher has not been sent: of one that does not read, no more than there are sessions."""
+    """Keeps what one watcher has not been sent: at most one description for each session, even if it never reads."""
 
     principal: Principal
     tenant: str  # empty: all

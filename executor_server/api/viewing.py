@@ -47,11 +47,10 @@ async def follow_execution(
 ) -> AsyncGenerator[admin_pb.FollowExecutionResponse]:
     """Yields the events of an execution after a number, until its result.
 
-    Raises Forbidden, NotFound, also when the execution is dropped meanwhile, OutOfRange, and what admission refuses
-    with.
+    Raises Forbidden, NotFound (also when the execution is dropped meanwhile), OutOfRange, and admission's refusals.
     """
     view = _view_of(session)
-    number = _known(session, execution_id).number  # no record of an execution that there isn't
+    number = _known(session, execution_id).number  # checked before the viewing is recorded
     if view == "content":
         await session.executions.admit_view(current_principal.get(), execution_id)
     place = _Place(number, after)
@@ -63,7 +62,7 @@ async def follow_execution(
             yield part
         if place.has_result:
             return
-        # Kept until the next look: if the session ends meanwhile, its end is still shown.
+        # Kept until the next round: if the session ends meanwhile, its end is still shown.
         execution = _known(session, execution_id)
         await asyncio.sleep(LOOK_INTERVAL_S)
         _require_view(session, view)
@@ -74,7 +73,7 @@ async def follow_session(
 ) -> AsyncGenerator[admin_pb.FollowSessionResponse]:
     """Yields executions with their events, one after the other, until the session has ended.
 
-    `lives` returns False when it has. Raises Forbidden, and what admission refuses with.
+    `lives` returns False when it has. Raises Forbidden, and admission's refusals.
     """
     view, executions = _view_of(session), session.executions.journal.state.executions
     if view == "content":
@@ -82,7 +81,7 @@ async def follow_session(
     after = executions.get(after_execution_id)
     if after is not None:
         number = after.number
-    else:  # those that were dropped before the call are not missed
+    else:  # executions that were dropped before the call don't count as missed
         number = min((each.number for each in executions.values()), default=1) - 1
     place = _Place(number, has_result=True)
     unfinished: Execution | None = None
@@ -127,7 +126,7 @@ class _Place:
 def _parts_to(
     session: Session, kept: Iterable[Execution], place: _Place, *, has_content: bool
 ) -> tuple[admin_pb.FollowSessionResponse, bool]:
-    """Returns what follows after a place, and True if that is all that there is by now; moves the place."""
+    """Returns what follows after a place, and True if that is everything so far; moves the place."""
     message, size_bytes = admin_pb.FollowSessionResponse(), 0
     for execution in kept:
         if execution.number < place.number or (execution.number == place.number and place.has_result):
@@ -183,7 +182,7 @@ def _view_of(session: Session) -> Literal["metadata", "content"]:
 
 
 def _require_view(session: Session, view: str) -> None:
-    """Raises Forbidden if the policy allows less or more by now: the call was recorded as what it was."""
+    """Raises Forbidden if the policy now allows less or more: the call was recorded with the earlier view."""
     if _view_of(session) != view:
         raise Forbidden(Reason.POLICY_VIOLATION, "the policy has changed what may be seen here; follow it again")
 

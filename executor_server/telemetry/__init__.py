@@ -1,7 +1,7 @@
-"""Metrics for Prometheus and traces for OpenTelemetry, kept as things happen or read off the daemon's parts.
+"""Metrics for Prometheus and traces for OpenTelemetry, updated as things happen or read from the daemon's parts.
 
-It watches through the protocols of `core.lifecycle`; nothing below it knows that it is there. `tracing` needs an
-extra and is imported by itself, where it is configured.
+It watches through the protocols of `core.lifecycle`; the layers below don't know it. `tracing` needs an extra and is
+imported by itself, where it is configured.
 """
 
 from executor_server.telemetry.endpoint import MetricsEndpoint

@@ -74,10 +74,10 @@ class Book:
 
 
 def _remembering(instrument: Instrument) -> Instrument:
-    """Has an instrument find its series by their labels without the library's conversions and lock.
+    """Makes an instrument find its series by their labels without the library's conversions and lock.
 
-    Labels are texts of ours, given by position and few, and no series is ever removed, so as many are remembered as
-    the instrument has anyway.
+    Labels are a few texts of ours, given by position, and no series is ever removed. So the cache has no more series
+    than the instrument itself.
     """
     instrument.labels = cache(instrument.labels)  # type: ignore[method-assign]
     return instrument

@@ -19,7 +19,7 @@ class TimedAdmission(AdmissionController):
     def __init__(self, admission: AdmissionController, metrics: Metrics) -> None:
         self._admission = admission
         self._metrics = metrics
-        # All questions, future ones included: AdmissionController itself would agree to what is not passed on.
+        # All questions, future ones included: AdmissionController itself would admit whatever is not passed on.
         for name, question in inspect.getmembers(AdmissionController, inspect.isfunction):
             if name not in vars(TimedAdmission):
                 ask = getattr(admission, name)

@@ -1,19 +1,19 @@
 """OpenTelemetry traces: calls, and under them the executions that they begin.
 
 An execution is a span of its own, begun by the Execute call and ended by the execution's end, however many calls follow
-it meanwhile; each tool call, and each connection to the network, is a span below it. The parent of a call is what the
-client says in `traceparent`, so a client's trace goes through to the execution. What is said there is only ever an id:
-one that is malformed is ignored. A command is a span, too, which ends with its process.
+it meanwhile; each tool call, and each connection to the network, is a span below it. The parent of a call is the span
+in the client's `traceparent`, so a client's trace continues to the execution. Nothing but an id is taken from there,
+and a malformed one is ignored. A command is a span, too, which ends with its process.
 
 Executions, tool calls and commands have the attributes of OpenTelemetry's GenAI conventions (version 1.41.0, in
 development) and of OpenInference, so that viewers of agents' traces show them as steps and tools.
 
-Attributes have names of a closed list, and hold ids, names and words of ours, and the hosts that were reached: never
-code, values or output.
+Attributes have names from a closed list. They hold ids, names, constants of ours, and the hosts that were reached, but
+never code, values or output.
 
-Spans are sent through a bounded queue, by a thread of the exporter. When the collector takes none they are dropped,
-which is logged once each time that it begins; nothing waits. The SDK is an extra and takes a while to import: only this
-module imports it, and a daemon without `tracing.endpoint` never imports this module.
+Spans are sent through a bounded queue, by a thread of the exporter. While the collector accepts none, they are dropped,
+and nothing waits; the log has one message each time that this begins. The SDK is an extra and takes a while to import:
+only this module imports it, and a daemon without `tracing.endpoint` never imports this module.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ class LoggedExporter(SpanExporter):
 
 
 def remote_parent(metadata: Iterable[tuple[str, str | bytes]]) -> Context:
-    """Returns the caller's span context; None when it sent none, several, or a malformed one."""
+    """Returns the caller's span context; an empty one if it sent none, several, or a malformed one."""
     said = [(key, value) for key, value in metadata if key in ("traceparent", "tracestate") and isinstance(value, str)]
     carrier: Mapping[str, str] = dict(said)
     parent = carrier.get("traceparent", "")

@@ -32,8 +32,8 @@ def backends_of(
 ) -> list[Backend]:
     """Returns the configured backends, not started yet.
 
-    `egress_bundle` returns the certificate authorities for sandboxes with a network, `environments` those for sandboxes
-    with packages; without them none can be made.
+    `egress_bundle` returns the certificate authorities for sandboxes with a network, `environments` the environments
+    for sandboxes with packages. Without them no such sandboxes can be made.
     """
     return [_backend(config, name, egress_bundle, environments) for name in config.server.backends]
 
@@ -61,7 +61,7 @@ def _backend(
     if name == "e2b":
         from executor_server.backends.e2b import E2BBackend
 
-        # Without authorities of one's own, those of the template will do: no TLS is terminated in the cloud.
+        # Without configured authorities, the template's are enough, since no TLS is terminated in the cloud.
         own = egress_bundle if config.egress.ca_file is not None else None
         return E2BBackend(
             config.server.state_dir,
@@ -125,7 +125,7 @@ def capacity_of(config: Config, policy: Callable[[], Policy], tokens: Tokens, ma
     calls = config.server.max_concurrent_calls
 
     def is_shared() -> bool:
-        # Each call asks, and there may be thousands of tenants.
+        # Checked for each call. There may be thousands of tenants, so the union comes last.
         listed, with_token = policy().tenants, tokens.tenants
         return len(listed) > 1 or len(with_token) > 1 or len(listed | with_token) > 1
 

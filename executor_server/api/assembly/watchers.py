@@ -63,7 +63,7 @@ class EnvironmentTrail(EnvironmentObserver):
 
 @dataclass(frozen=True)
 class Watchers:
-    """None stands for what is switched off."""
+    """The parts that watch; None for each that is switched off."""
 
     log: AuditLog | None
     trail: AuditTrail | None
@@ -117,17 +117,17 @@ class Watchers:
         await endpoint.start()
 
     def observers(self) -> list[Observer]:
-        """Returns those that are notified of what happens in sessions."""
+        """Returns the observers of events in sessions."""
         watching = (self.trail, self.connections, self.metrics, self.tracing)
         return [each for each in watching if each is not None]
 
     def environment_observers(self) -> list[EnvironmentObserver]:
-        """Returns those that are notified of environments that are made, used and removed."""
+        """Returns the observers of environments that are made, used and removed."""
         metrics = self.metrics.environments if self.metrics is not None else None
         return [each for each in (self.environments, metrics) if each is not None]
 
     def approval_observer(self) -> ApprovalObserver:
-        """Returns the one that is notified of approvals, for those that record and count them."""
+        """Returns one observer of approvals; it notifies the parts that record and count them."""
         observer, metrics = ApprovalObserver(), self.metrics.approvals if self.metrics is not None else None
         pass_on(observer, ApprovalObserver, [each for each in (self.trail, metrics) if each is not None])
         return observer
@@ -138,20 +138,20 @@ class Watchers:
             self.trail.admin_called(principal, method, target)
 
     def wrappers(self) -> list[Wrapper]:
-        """Returns what surrounds each call, the outermost first."""
+        """Returns the wrappers of each call, the outermost first."""
         around = [] if self.tracing is None else [call_tracing(self.tracing)]
         return around if self.metrics is None else [*around, metering(self.metrics)]
 
 
 class PolicyListeners(PolicyListener):
-    """Passes news of the policy on: first to those who count and record it, then to those who apply it."""
+    """Passes news of the policy on: first to the parts that count and record it, then to the part that applies it."""
 
     def __init__(self, listeners: Sequence[PolicyListener | None]) -> None:
         self._listeners = [each for each in listeners if each is not None]
         self._follow: Callable[[Policy], None] | None = None
 
     def on_change(self, follow: Callable[[Policy], None]) -> None:
-        """Sets who applies another policy; to be called before the store begins to watch its file."""
+        """Sets the callback that applies another policy; must be called before the store begins to watch its file."""
         self._follow = follow
 
     def policy_changed(self, before: Policy, now: Policy) -> None:

@@ -3,7 +3,7 @@
     about.json      what it is: tenant, rules, begin, end
     entries         records, each with the checksum of all records up to it
     blobs/SHA256    payloads of more than 1 KiB
-    incoming/N      payloads of which pieces are missing, or that no entry names yet
+    incoming/N      payloads whose pieces are incomplete, or that no entry names yet
 
 Everything here blocks, and may raise OSError. A record that a kill has torn is cut off when the next daemon goes on; a
 damaged one ends the recording there.

@@ -74,19 +74,19 @@ class Recorder:
     def request(self, kind: str, request: Message) -> None:
         """Records a request that was granted."""
         copy = type(request)()
-        copy.CopyFrom(request)  # the writer puts its own payloads in the place of the client's
+        copy.CopyFrom(request)  # the writer replaces the client's payloads by its own
         copy.ClearField("session_id")
         self.put(copy.ByteSize(), RecordingWriter.request, kind, copy)
 
     @contextmanager
     def upload(self, *, keeps: bool) -> Iterator[RecordedUpload]:
-        """Records an upload, which the block makes a blob or a file. Forgets it otherwise."""
+        """Records an upload if the block makes it a blob or a file; otherwise forgets it."""
         self._uploads += 1
         upload = RecordedUpload(self, self._uploads, keeps=keeps)
         try:
             yield upload
         finally:
-            self.put(0, RecordingWriter.drop, upload.number)  # without effect on what became something
+            self.put(0, RecordingWriter.drop, upload.number)  # no effect on a blob or a file
 
     # -- for the thread's owner ----------------------------------------------------------------------------------
 
@@ -114,11 +114,11 @@ class Recorder:
 
     @property
     def new_bytes(self) -> int:
-        """Bytes that nobody has taken yet."""
+        """Bytes that `take` has not returned yet."""
         return self._new_bytes
 
     def put(self, size_bytes: int, method: Callable[..., None], *arguments: Any, **options: Any) -> None:
-        """Has the thread call a method of the writer, which needs `size_bytes` of memory until then."""
+        """Lets the thread call a method of the writer; the arguments take `size_bytes` of memory until then."""
         if self.is_over or ((self.is_cut or self.writer.ended) and method is not RecordingWriter.close):
             return
         is_slow = self.held_bytes > HELD_BYTES_MAX or self._recordings.is_short_for(self.held_bytes)

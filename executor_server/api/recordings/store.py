@@ -41,11 +41,11 @@ from executor_server.core import NotFound, Principal, Reason, ResourceExhausted
 from executor_server.sessions import Recorders, RecordingStats, Session
 
 WRITE_INTERVAL_S = 0.2
-"""Seconds after which something reported is written; a daemon that is killed loses as much."""
+"""Seconds until a report is written; a killed daemon loses the reports of that time."""
 BATCH_BYTES = 256 << 10
 SWEEP_INTERVAL_S = 60.0
 RECORDINGS_MAX = 10_000
-"""Recordings of a tenant, and of an answer to ListRecordings: the newest."""
+"""Recordings that are kept of one tenant, or listed in one answer to ListRecordings: the newest."""
 READERS_MAX = 4
 """Recordings that one tenant may read at one time."""
 
@@ -89,7 +89,7 @@ class Recordings(Recorders):
             self._sweep_from_now_on()
 
     async def close(self) -> None:
-        """Writes the rest. Sessions that the next daemon goes on with are not ended."""
+        """Writes the rest. Does not end the recordings of sessions that the next daemon continues."""
         if self._sweeping is not None:
             self._sweeping.cancel()
             await asyncio.gather(self._sweeping, return_exceptions=True)
@@ -190,7 +190,7 @@ class Recordings(Recorders):
 
     async def _write_now(self) -> None:
         """Writes what was reported before this call."""
-        for _ in range(2):  # what is being written may lack the last of it
+        for _ in range(2):  # a write that is under way may lack the last reports
             if not self._dirty and self._writing is None:
                 return
             self._begin_writing()
@@ -217,7 +217,7 @@ class Recordings(Recorders):
             await asyncio.sleep(SWEEP_INTERVAL_S)
 
     def _cut_too_large(self) -> None:
-        """Ends recordings of tenants whose sessions that go on have more than all of the tenant may have."""
+        """Ends the recordings of live sessions that together exceed what all recordings of their tenant may have."""
         used = self._used()
         for recorder in list(self._recorders.values()):
             about = recorder.writer.about
@@ -375,7 +375,7 @@ def _head(session: Session) -> dict[str, Any]:
 def _make_directory(directory: Path) -> None:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:  # each recording will say so
+    except OSError as error:  # each recording will report it
         _log.warning("recordings_not_kept", directory=str(directory), reason=error.strerror)
 
 

@@ -1,7 +1,7 @@
 """Turns what a session reports into the entries of its recording. Runs in the recordings' thread, and blocks.
 
-A failure ends the recording, never the session: `ended` gives the reason, which is also in the recording as far as the
-disk takes it.
+A failure ends the recording, never the session: `ended` gives the reason, which is also in the recording if the disk
+accepts it.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class RecordingWriter:
         self.about = about
         self._rules = rules
         self.ended = about.ended
-        self.failure = ""  # what kind of reason it is: "disk", "size", "slow", "policy"
+        self.failure = ""  # the kind of reason: "disk", "size", "slow", "policy" or "internal"
         self._steps = 0
         self._running: dict[str, _Step] = {}
         self._uploading: dict[int, Incoming] = {}
@@ -225,7 +225,7 @@ class RecordingWriter:
         incoming = step.incoming.get(chunk.blob_id)
         if incoming is None:
             if len(step.incoming) >= EXECUTION_BLOBS_OPEN_MAX:
-                return  # an honest guest has fewer; the event that names it says that it is missing
+                return  # an honest guest has fewer; the payload counts as not seen in full
             incoming = step.incoming[chunk.blob_id] = self._files.incoming()
         incoming.add(chunk.data)
 
@@ -269,14 +269,14 @@ class RecordingWriter:
             incoming.drop()
 
     def uploaded(self, time_s: float, number: int, blob_id: str) -> None:
-        """An upload is a blob, which a request may name."""
+        """An upload became a blob, which a request may name."""
         if (incoming := self._uploading.pop(number, None)) is not None:
             self._uploads[blob_id] = incoming
             while len(self._uploads) > _UPLOADS_MAX:
                 self._uploads.popitem(last=False)[1].drop()
 
     def put(self, time_s: float, number: int, header: service_pb.PutFileHeader) -> None:
-        """An upload is a file."""
+        """An upload became a file."""
         incoming = self._uploading.pop(number, None) or self._files.incoming()
         fields = fields_of(header)
         if not self._is_full:
@@ -309,7 +309,7 @@ class RecordingWriter:
         return any(fnmatch.fnmatchcase(tool, pattern) for pattern in self._rules.redact_tools)
 
     def _store(self, payload: pb.Payload, arrived: dict[str, Incoming], *, redacted: bool) -> bool:
-        """Makes a payload one of the recording: inline if it is small, else a blob. Returns True if it is left out."""
+        """Stores a payload in the recording: inline if it is small, else as a blob. Returns True if it is left out."""
         if payload.WhichOneof("content") == "blob":
             incoming = arrived.pop(payload.blob.blob_id, None)
             if incoming is None or incoming.size_bytes != payload.blob.size_bytes or not incoming.keeps:

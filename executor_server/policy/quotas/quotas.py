@@ -370,7 +370,7 @@ def _once(release: Callable[[], None]) -> Callable[[], None]:
 
 
 def _steady_clock() -> Callable[[], float]:
-    """Returns a Unix clock that ignores later changes of the host's clock: they would forgive use or lock tenants out."""
+    """Returns a Unix clock that ignores changes of the host's clock; they would forgive use or lock out tenants."""
     ahead_s = time.time() - time.monotonic()
     return lambda: ahead_s + time.monotonic()
 

@@ -125,7 +125,7 @@ class Policy:
 
     @property
     def file(self) -> PolicyFile:
-        """The file that it was made of."""
+        """The file that it was made from."""
         return self._file
 
     # -- tenants

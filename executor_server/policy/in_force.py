@@ -183,7 +183,7 @@ class PolicyStore:
 
 def _signature(path: Path) -> _Signature:
     try:
-        found = os.stat(path)  # noqa: PTH116 - beside os.open and os.fstat of the same file
+        found = os.stat(path)  # noqa: PTH116 - like os.open and os.fstat of the same file
     except OSError:
         return None
     return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns

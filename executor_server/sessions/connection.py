@@ -93,7 +93,7 @@ class ConnectionTimes:
     answer_s: float = 10.0
     first_retry_s: float = 0.25
     max_retry_s: float = 8.0
-    # Breaks are counted within this time where connections break by themselves.
+    # Over an unreliable network, only the breaks within this time count.
     breaks_window_s: float = 3600.0
 
     def wait_s(self, attempt: int) -> float:

@@ -101,7 +101,7 @@ class ImageModules:
         self._images: dict[str, str] = {}  # the last fingerprint of each image without packages
 
     def note(self, spec: SandboxSpec, fingerprint: str) -> None:
-        """Notes the fingerprint of a sandbox that was made of this spec."""
+        """Notes the fingerprint of a sandbox that was made from this spec."""
         _put_newest(self._specs, spec, fingerprint, _SPECS_KNOWN_MAX)
         if spec.packages is None:
             _put_newest(self._images, spec.image, fingerprint, _IMAGES_KNOWN_MAX)

@@ -160,7 +160,7 @@ class Ports:
         self._admission = hooks.admission
         self._observer = hooks.observer
         self.connections: set[PortConnection] = set()
-        """Those that are open, or being opened."""
+        """The connections that are open, or being opened."""
 
     @property
     def in_use(self) -> bool:

@@ -30,7 +30,7 @@ class SessionSavepoints:
         self._requests = requests
         self._admission = hooks.admission
         self.known: tuple[Savepoint, ...] = ()
-        """Those that exist, as far as this daemon was notified; the guest's own answers have all details."""
+        """The existing ones that this daemon was notified of; the guest's own answers have all details."""
 
     async def take(self) -> Savepoints:
         """Takes one; drops the oldest if there are too many.

@@ -21,7 +21,7 @@ from executor_server.sessions.session import Session
 
 # Most sessions of one group: about 0.3 ms of the event loop.
 _AT_ONCE = 16
-# Least number of groups of one round, if there are as many sessions.
+# The least number of groups in one round, if there are enough sessions.
 _GROUPS = 16
 # Seconds between two writes of the sessions' last use.
 _NOTE_USE_INTERVAL_S = 5.0

@@ -206,7 +206,7 @@ def _rest(fields: Mapping[str, Any]) -> bytes:
 def _with_whole(fields: Mapping[str, Any], name: str) -> bytes:
     others = _rest({key: value for key, value in fields.items() if key != name})
     budget = MAX_CODE_RECORD_BYTES - MAX_RECORD_BYTES
-    # Encoding is bounded too: no more than this is escaped only to be thrown away.
+    # Encoding is bounded, too: no more text than this is escaped and then thrown away.
     kept = _beginning(fields[name], budget)
     written = _members({name: kept})
     if len(written) > budget or kept != fields[name]:

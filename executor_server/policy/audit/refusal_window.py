@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 WINDOW_S = 60.0
 OTHERS = "(others)"
-"""Stands for the tenants, and the kinds of refusals, that are too many to be counted by themselves."""
+"""Stands for the tenants, and the kinds of refusals, that are too many to be counted individually."""
 
-# Tenants, and kinds of refusals of each, that are counted by themselves in a window; the others are counted together.
+# Tenants, and kinds of refusals of each, that are counted individually in a window; the others are counted together.
 _MAX_TENANTS = 1024
 _MAX_KINDS = 64
 
@@ -44,7 +44,7 @@ class RefusalWindow:
         self._ends_s = 0.0
 
     def records(self, tenant: str, *kind: str) -> bool:
-        """Returns True if a refusal is to be recorded by itself; otherwise counts it."""
+        """Returns True if a refusal is to be recorded individually; otherwise counts it."""
         found = self._of(tenant)
         if found.recorded < self._in_full:
             found.recorded += 1
@@ -53,7 +53,7 @@ class RefusalWindow:
         return False
 
     def count(self, tenant: str, *kind: str, number: int = 1) -> None:
-        """Counts refusals that are not recorded by themselves."""
+        """Counts refusals that are not recorded individually."""
         counted = self._of(tenant).counted
         if kind not in counted and len(counted) >= _MAX_KINDS:
             kind = (OTHERS,) * len(kind)

@@ -12,8 +12,8 @@ Invariants for recovery:
    client has read is written, and the guest repeats what is not written.
 2. Same records, same state. The methods are deterministic functions of the state and the record. Whether a frame is
    discarded for lack of memory, or withheld by the policy, does not follow from these, so `journal.py` decides it and
-   replaces the frame by a record of its own kind (DISCARDED, STOPPED). What is dropped from memory only (finished
-   executions, events that were read) is not recorded; a later daemon may keep more of it, up to its limits.
+   replaces the frame by a record of its own kind (DISCARDED, STOPPED). Drops from memory alone (of finished executions,
+   of events that were read) are not recorded; a later daemon may keep more of these, up to its limits.
 3. Checked before changed. `read` raises before any change, so a refused frame of a hostile guest leaves no trace.
 
 The guest is hostile. `read` accepts frames of a running execution only, so a guest can neither append to a finished

@@ -56,7 +56,7 @@ class Kind:
 
     @property
     def wants(self) -> bool:
-        """True when one more shall be made."""
+        """True when one more should be made."""
         return len(self.kept) + self.making < self.size
 
     def is_known(self, ready: ReadySandbox) -> bool:

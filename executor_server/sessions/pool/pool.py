@@ -387,7 +387,7 @@ async def make_ready(backend: Backend, spec: SandboxSpec, *, warm: bool) -> Read
 
 
 async def _connect(channel: GuestChannel, endpoint: GuestEndpoint) -> None:
-    """Connects to the guest; in several attempts where a connection may break by itself before the guest answers."""
+    """Connects to the guest; over an unreliable network, in several attempts."""
     give_up_s = asyncio.get_running_loop().time() + READY_TIME_S
     for retries in reversed(range(_FIRST_CONNECTIONS_MAX if endpoint.breaks_by_itself else 1)):
         left_s = give_up_s - asyncio.get_running_loop().time()

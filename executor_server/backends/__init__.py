@@ -1,8 +1,8 @@
 """The contract of a backend, and the code that backends share: teardown, settings, users, system call filters.
 
-It owns the packed guest too, and what confines a process: its user, its filter. Each backend is a package of its own
-(`local`, `docker`, `e2b`), knows none of the others and keeps its SDK to itself. No backend knows sessions, clients or
-policies.
+It also owns the packed guest, and the confinement of a process: its user and its filter. Each backend is a package of
+its own (`local`, `docker`, `e2b`), knows none of the others and keeps its SDK to itself. No backend knows sessions,
+clients or policies.
 """
 
 from executor_server.backends.base import Backend, HostFinding, KnownSandbox, MachineSandbox, MissingSandbox, Sandbox

@@ -71,11 +71,11 @@ class Sandbox(Protocol):
         ...
 
     async def label(self, session_id: str) -> None:
-        """Shows on the host whose it is now. Best effort: it raises nothing, and nothing depends on it."""
+        """Shows on the host which session has it now. Best effort: it raises nothing, and nothing depends on it."""
         ...
 
     def set_cpu_share(self, share: float) -> None:
-        """Gives it `share`, up to 1, of what a sandbox gets where processors are scarce. Best effort, as `label`."""
+        """Sets its part, up to 1, of a sandbox's full share of scarce processors. Best effort, as `label`."""
         ...
 
     @property
@@ -84,7 +84,7 @@ class Sandbox(Protocol):
         ...
 
     async def pause(self) -> bool:
-        """Stops it with all that is in its memory, until `wake`; the channel to its guest must be closed by now.
+        """Stops it until `wake`, and keeps its memory; the channel to its guest must be closed by now.
 
         Returns False if it is still running. Raises SandboxFailure if it is unknown whether it runs.
         """
@@ -103,7 +103,7 @@ class Sandbox(Protocol):
 
 
 class PassiveSandbox:
-    """Answers of a sandbox to the requests that a backend need not support; a backend overrides those that it does."""
+    """Default answers to optional requests; a backend overrides those that it supports."""
 
     @property
     def pause_idle_s(self) -> float | None:
@@ -148,7 +148,7 @@ class MissingSandbox(PassiveSandbox):
 
 @runtime_checkable
 class MachineSandbox(Protocol):
-    """A sandbox on a machine that is not this host, which can't hand its listener out."""
+    """A sandbox on another machine, which can't hand out its listener."""
 
     async def open_egress(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         """Starts an egress proxy next to the sandbox, and opens a stream to it (guest/cloud/egress.py).
@@ -167,7 +167,7 @@ class Backend(Protocol):
 
     @property
     def name(self) -> str:
-        """Its name; several backends that act as one have all their names, with commas between."""
+        """Its name; backends that act as one have all their names, separated by commas."""
         ...
 
     async def start(self) -> None:
@@ -180,23 +180,23 @@ class Backend(Protocol):
     async def adopt(self, known: Sequence[KnownSandbox]) -> Mapping[str, Sandbox]:
         """Takes over what an earlier daemon of this state directory left: once, after `start`, before `create`.
 
-        Those of `known` that still live come back, by their ids, as if they had been made here; every other sandbox
-        of the state directory is destroyed. A dead one may come back as MissingSandbox, with the reason. Raises
+        Returns those of `known` that still live, by id, as if they had been made here; every other sandbox of the
+        state directory is destroyed. A dead one may be returned as MissingSandbox, with the reason. Raises
         SandboxFailure when something can be neither taken over nor destroyed.
         """
         ...
 
     async def sweep(self) -> int:
-        """Destroys what carries the id of this state directory and belongs to no sandbox that is known here.
+        """Destroys everything with the id of this state directory that belongs to no known sandbox.
 
-        Called at intervals. Returns how many there were; raises SandboxFailure when the host can't be asked.
+        Called at intervals. Returns how many it found; raises SandboxFailure when the host can't be asked.
         """
         ...
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
-        """Identifies all that a sandbox made now would be made of: the spec, the image's content, the guest.
+        """Identifies everything that a new sandbox would be made of: the spec, the image's content, the guest.
 
-        A kept sandbox with another one is out of date. May be a few seconds old. Raises SandboxFailure.
+        A kept sandbox with another fingerprint is out of date. May be a few seconds old. Raises SandboxFailure.
         """
         ...
 

@@ -13,15 +13,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-# By version: the file, the weight of a whole share, the least that the kernel takes. The whole share is the weight that
-# the kernel gives to a new group, so a sandbox is worth no less than before next to all else that
-# this host runs; only sandboxes that divide a share are worth less.
+# By version: the file, the weight of a whole share, the least that the kernel accepts. The whole share is the kernel's
+# weight for a new group, so next to the host's other programs a sandbox weighs as much as without this; only sandboxes
+# that divide a share weigh less.
 _WEIGHTS = {1: ("cpu.shares", 1024, 2), 2: ("cpu.weight", 100, 1)}
 WEIGHT_FILES = {version: name for version, (name, _, _) in _WEIGHTS.items()}
 SOCKETS_FILE = "memory.kmem.tcp.limit_in_bytes"
-"""Version 1 counts what TCP and UDP sockets hold apart from all other memory; version 2 counts it with that."""
+"""Version 1 counts the memory of TCP and UDP sockets separately; version 2 counts it with all other memory."""
 SOCKETS_PART = 8
-"""The part of a sandbox's memory that its sockets may have on top, where they are counted apart."""
+"""Where sockets are counted separately, they get this part (one eighth) of the sandbox's memory in addition."""
 OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
 
 
@@ -55,7 +55,7 @@ def groups_of_process(text: str) -> dict[str, str]:
 
 
 def set_cpu_share(directory: Path, version: int, share: float) -> None:
-    """Gives the group `share` (up to 1) of what a sandbox gets where processors are scarce. Best effort.
+    """Sets the group's part, up to 1, of a sandbox's full share of scarce processors. Best effort.
 
     When the group is missing, or not ours to weigh, nothing is written and nothing depends on it.
     """

@@ -1,6 +1,6 @@
 """The seam between backends and the environments that sandboxes see: what the service of environments promises.
 
-An environment is a directory of this host, made once of packages and never changed. A backend mounts it read-only at
+An environment is a directory of this host, made once from packages and never changed. A backend mounts it read-only at
 ENVIRONMENT_PATH, where the guest adds its packages to those of the image; E2B's machines get it as an archive.
 """
 
@@ -19,7 +19,7 @@ from executor_server.guest.wire.paths import ENVIRONMENT_PATH, PROGRAMS_PATH, WO
 
 @dataclass(frozen=True)
 class Interpreter:
-    """The Python of an image that no build sandbox can ask: of a machine in a cloud."""
+    """The Python of an image on a cloud's machines, which no build sandbox can examine."""
 
     version: tuple[int, int]
     machine: str  # as uname -m
@@ -34,7 +34,7 @@ class Target:
     backend: str  # name of the backend
     image: str  # name of the image
     identity: str  # changes when the content of the image does
-    interpreter: Interpreter | None = None  # None: a build sandbox of this backend and image has it
+    interpreter: Interpreter | None = None  # None: a build sandbox of this backend and image finds it out
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class Environment:
 class BuildMounts:
     """The mounts of a sandbox in which the daemon itself works on environments. No agent code runs in one.
 
-    Either `work` is there and code may write to it, or `environment` and code may write nowhere outside the sandbox.
+    Either `work` is mounted and code may write to it, or `environment` is and code can write only inside the sandbox.
     """
 
     work: Path | None = None  # writable, at WORK_PATH: the cache and the environment that is being made
@@ -68,8 +68,8 @@ class BuildSandboxes(Protocol):
     async def create_build_sandbox(self, spec: SandboxSpec, mounts: BuildMounts) -> Sandbox:
         """Makes a sandbox of the spec's image with these mounts; as `Backend.create` otherwise.
 
-        All that have a `work` directory run as the same user of the host, to whom the directory is given, so that its
-        files have one owner: a reserved one under root's daemon, else the daemon's own. Those of an earlier daemon are
+        All with a `work` directory run as the same user of the host, who gets the directory, so that its files have one
+        owner: a reserved user under root's daemon, else the daemon's own. Build sandboxes of an earlier daemon are
         destroyed when the next one starts. Raises SpecUnsupported where there can be no such sandboxes.
         """
         ...
@@ -81,8 +81,8 @@ class Environments(Protocol):
     async def ready(self, packages: PackagesSpec, target: Target) -> Environment:
         """Returns the environment of these packages, made for this image.
 
-        Raises ImageNotReady, with progress and a retry time, while it is being made, which it begins in the background
-        unless that is under way; EnvironmentFailed when it can't be made.
+        If it is missing, it is made in the background, and ImageNotReady is raised with progress and a retry time.
+        Raises EnvironmentFailed when it can't be made.
         """
         ...
 
@@ -95,7 +95,7 @@ class Environments(Protocol):
         ...
 
     def release(self, sandbox_id: str) -> None:
-        """Ends what `hold` began: the sandbox has gone. Idempotent; unknown ids are ignored."""
+        """Ends the hold of a sandbox that is gone. Idempotent; unknown ids are ignored."""
         ...
 
     def held_by(self, sandbox_id: str) -> str:
@@ -140,7 +140,7 @@ def have_environment(mounts: Iterable[Mount]) -> bool:
 def give_work(directory: Path, uid: int | None) -> None:
     """Gives a build sandbox's directory to the user that writes there, once. Raises SandboxFailure.
 
-    `uid` None stands for the daemon's own user, whose it is already. What is below it was made by that user.
+    `uid` None stands for the daemon's own user, who owns it already. Everything below it was made by that user.
     """
     try:
         if uid is not None and directory.lstat().st_uid != uid:
@@ -182,8 +182,8 @@ class SandboxEnvironments:
     async def held(self, spec: SandboxSpec, target: Target, sandbox_id: str) -> Environment | None:
         """Returns the environment, which stays until `release`; as `ready` otherwise.
 
-        It is held before anything of it is mounted, and a hold of one that was evicted meanwhile fails: so nothing is
-        mounted that is being removed.
+        It is held before it is mounted, and the hold fails if it was evicted meanwhile. So an environment that is being
+        removed is never mounted.
         """
         environment = await self.ready(spec, target)
         if environment is not None:

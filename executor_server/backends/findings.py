@@ -1,4 +1,4 @@
-"""The findings of `check-host`: what each backend's examination of a host adds to, and `start` decides by."""
+"""The findings of `check-host`: each backend's examination of a host adds to them, and `start` decides by them."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Findings:
         self.findings.append(HostFinding(subject, ok, detail, "" if ok else remedy, required))
 
     def add_confinement(self, found: Iterable[Confinement], remedy: str) -> None:
-        """Adds what a sandbox says about itself; a subject that an earlier image's sandbox has answered is left out."""
+        """Adds a sandbox's findings about itself, without subjects that an earlier image's sandbox has covered."""
         for subject, ok, detail in found:
             if not self.has(subject):
                 self.add(subject, ok, detail, remedy)

@@ -4,13 +4,14 @@ The archive holds the package `executor_guest` (our `guest/`) and the value code
 ahead of them their bytecode for the interpreter that the daemon runs on (guest/bytecode.py), because a sandbox starts
 in a few milliseconds and compiling the guest would cost more than the rest together; another interpreter ignores it and
 compiles the sources. The same sources always give the same file name, so that an archive is written once and never
-changed under a sandbox that has it mounted. A process of its own compiles them: nothing in the daemon can.
+changed under a sandbox that has it mounted. A separate process compiles them, because no module of the daemon may.
 
-Compiling takes 0.5 s of CPU, which each new state directory would cost. So the bytes are also kept in the user's cache
-directory, named by the sources and what packs them. The cache is code that sandboxes run and that this daemon does not
-check otherwise, so it is read only where no other user can have written it: a directory and a file that belong to the
-daemon's user and that only this user may write to. Bytes that do not have the digest written with them, as after a
-crash of the machine, are packed again. Whatever the reason, a cache that can't be used costs 0.5 s and nothing else.
+Compiling takes 0.5 s of CPU for each new state directory. So the bytes are also kept in the user's cache directory,
+under a name made from the sources and the packing code. The cache holds code that sandboxes run and that the daemon
+checks in no other way, so it is read only if no other user can have written it: the directory and the file must belong
+to the daemon's user, and only this user may write to them. Bytes that do not match the digest stored with them, as
+after a crash of the machine, are packed again. Whatever the reason, a cache that can't be used costs 0.5 s and nothing
+else.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ _VERSION_CHARS = 16
 # Archives in the cache: one for each version of this software and of Python that this user uses.
 _KEPT_ARCHIVES = 8
 _MAX_KEPT_BYTES = 2**26
-# Seconds to compile an archive's sources, on a machine that has much else to do.
+# Seconds to compile an archive's sources, on a busy machine.
 _COMPILE_TIME_S = 60.0
 _COMPILER = Path(executor_server.__file__).parent / "guest" / "bytecode.py"
 _API = ("__init__.py", "displays.py", "limits.py", "strict_json.py", "tar.py")
@@ -117,7 +118,7 @@ def _guest_sources(*, with_proxy: bool) -> dict[str, bytes]:
 
 def _cached(sources: Mapping[str, bytes], version: str, cache_dir: Path) -> bytes:
     """The archive's bytes from the cache; packs and keeps them when they are not there or can't be trusted."""
-    # The same sources give other bytes where this file, or the compiler, packs them in another way.
+    # The bytes also depend on this file and on the compiler.
     packing = hashlib.sha256(Path(__file__).read_bytes() + _COMPILER.read_bytes()).hexdigest()
     name = f"{version}-{packing[:_VERSION_CHARS]}"
     try:
@@ -185,7 +186,7 @@ def _is_only_ours(found: os.stat_result) -> bool:
 
 
 def _drop_oldest(cache_dir: Path) -> None:
-    """Leaves the archives that were written last; those of older versions of this software are of no more use."""
+    """Keeps the newest archives; those of older versions of this software are useless."""
     kept = sorted(cache_dir.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
     for path in kept[_KEPT_ARCHIVES:]:
         path.unlink(missing_ok=True)
@@ -195,7 +196,7 @@ def _zipped(sources: Mapping[str, bytes]) -> bytes:
     """Stored, not deflated: the interpreter would import zlib to read it, and that costs more than it saves."""
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        archive.writestr(_entry(BYTECODE), _bytecode(sources))  # first, at a place that is known
+        archive.writestr(_entry(BYTECODE), _bytecode(sources))  # first, at a known place
         for name in sorted(sources):
             archive.writestr(_entry(name), sources[name])
     return buffer.getvalue()

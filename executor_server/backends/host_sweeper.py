@@ -1,7 +1,7 @@
-"""Sweeps the host at intervals: destroys what carries this daemon's id and belongs to no known sandbox.
+"""Sweeps the host at intervals: destroys everything with this daemon's id that belongs to no known sandbox.
 
 A sandbox whose destruction failed, or whose creation was interrupted, leaves something behind; the backend finds it by
-the id. A failure is logged and delays the next sweep, longer each time; nothing but `close` ends the sweeping.
+the id. A failure is logged and delays the next sweep, longer each time; only `close` ends the sweeping.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ FILES_PER_SESSION = 6
 """Descriptors of one local session: its connection, its journal and head, and three for its sandbox's processes."""
 OWN_FILES = 100
 """Descriptors of the daemon itself: event loop, gRPC, listeners, databases, the audit log, and clients' connections."""
-# More serve no daemon, and some containers have a thousand times as many, which only costs where a child counts up to
-# its limit.
+# No daemon needs more. Some containers allow a thousand times as many, which only slows children that count up to their
+# limit.
 _MOST_FILES = 2**20
 
 _log = structlog.get_logger(__name__)
@@ -39,7 +39,7 @@ def raise_limit() -> None:
 
 
 def open_files_finding(max_sessions: int) -> HostFinding:
-    """Returns what `check-host` says of the limit that the daemon will have."""
+    """Returns the finding of `check-host` about the limit that the daemon will have."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     files = max(soft, _reachable(hard))
     sessions = max(0, files - OWN_FILES) // FILES_PER_SESSION

@@ -18,7 +18,7 @@ class UnusablePython(Exception):
 
 
 def python_version(answer: Mapping[str, Any]) -> tuple[int, int]:
-    """Returns the version. Raises UnusablePython; one of UNREADABLE when it is no answer."""
+    """Returns the version. Raises UnusablePython, or one of UNREADABLE when the answer is malformed."""
     implementation = printable(answer["implementation"])
     version = (int(answer["version"][0]), int(answer["version"][1]))
     if implementation != "cpython" or version < OLDEST_PYTHON:

@@ -73,8 +73,8 @@ def filter_program(
 ) -> bytes:
     """The filter for this machine (`platform.machine()` names), ready to be loaded.
 
-    A process that does less than a sandbox refuses some more calls, or allows them by stricter rules. `keeps_buffers`:
-    the buffers of sockets stay as large as the kernel makes them, whatever a program asks for.
+    A process that does less than a sandbox can do without more calls (`refused`), or with stricter `rules` for them.
+    `keeps_buffers`: the buffers of sockets stay as large as the kernel makes them, whatever a program requests.
     """
     machine = machine or platform.machine()
     if machine not in _NUMBERS:
@@ -125,7 +125,7 @@ def _search(ranges: list[_Range]) -> _Program:
 
 
 def _matching(alternatives: Alternatives, action: int) -> _Program:
-    """Tries one after the other; the first whose tests all hold decides. An error of 0 is success: nothing is done."""
+    """Tries them in order; the first whose tests all hold decides. An error of 0 is success: nothing is done."""
     program: _Program = []
     for tests in alternatives:
         rest = [_return(action)]

@@ -49,7 +49,7 @@ _NUMERIC_THREADS = 8
 _PROCESSES_PER_NUMERIC_THREAD = 4
 
 AMPLE_PROCESSES = _NUMERIC_THREADS * _PROCESSES_PER_NUMERIC_THREAD
-"""With as many processes or more, a sandbox has as many numerical threads as any on this host."""
+"""With this limit of processes or a higher one, a sandbox has the most numerical threads possible on this host."""
 
 
 @cache
@@ -113,7 +113,7 @@ async def ca_bundle_of(find: Callable[[], Path] | None) -> Path:
 
 
 def shm_bytes(disk_bytes: int, memory_bytes: int) -> int:
-    """Size of /dev/shm. It counts as memory: half of it at most, so that a full /dev/shm leaves room for a program."""
+    """Size of /dev/shm. It counts as memory, so it is at most half: a full /dev/shm leaves room for a program."""
     return min(disk_bytes, memory_bytes // 2)
 
 
@@ -130,8 +130,8 @@ def guest_config(
     """The part of the guest's configuration that does not depend on how the daemon reaches it.
 
     `connections_max` is the length of the chain of tokens, one for each connection. `watch_memory`: the kernel limits
-    no memory here, so the supervisor looks at intervals and ends what takes too much. `has_environment`: one is at
-    ENVIRONMENT_PATH, for the interpreter to import from.
+    no memory here, so the supervisor checks at intervals and ends programs that take too much. `has_environment`: one
+    is at ENVIRONMENT_PATH, for the interpreter to import from.
     """
     return {
         "token_hash": chained(first_token(token, connections_max), 1).hex(),

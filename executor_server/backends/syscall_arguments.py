@@ -1,6 +1,6 @@
 """System calls whose arguments decide whether code in a sandbox may make them.
 
-The rules are data, so that each backend writes them in the form that its filter takes, and both mean the same. A test
+The rules are data, so that each backend can write them in its filter's form, with the same meaning. A test
 reads the low half of an argument only. The arguments tested here are all `int` or `unsigned int` in the kernel, which
 ignores the high half: a filter that read it could be deceived by bits that have no effect.
 """
@@ -64,8 +64,8 @@ def _one_of(index: int, *values: int) -> Argument:
 
 
 BUFFER_SIZES: Alternatives = ((_one_of(1, _SOL_SOCKET), _one_of(2, 7, 8)),)
-"""Calls of setsockopt (SO_SNDBUF, SO_RCVBUF) that do nothing where no control group counts what sockets hold, and the
-supervisor takes each for one of the default size."""
+"""Calls of setsockopt (SO_SNDBUF, SO_RCVBUF). They do nothing where no control group counts the memory of sockets:
+there the supervisor counts each socket with the default size."""
 
 ARGUMENT_RULES: Mapping[str, Alternatives] = {
     # Threads and processes are made with clone; a new namespace would give its creator all capabilities inside. clone3

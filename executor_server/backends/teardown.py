@@ -1,4 +1,4 @@
-"""The end of sandboxes: each is destroyed once and completely, again where an attempt failed, several at a time.
+"""The end of sandboxes: each is destroyed once and completely, or again if an attempt failed, several at a time.
 
 It also counts creations, since a backend that closes must wait for those that have begun.
 """
@@ -53,7 +53,7 @@ class Creations:
 
     @contextmanager
     def one(self) -> Iterator[None]:
-        """Surrounds one creation, with the teardown of what a failed one left."""
+        """Surrounds one creation, including the teardown after a failed one."""
         finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._running.add(finished)
         try:
@@ -68,7 +68,7 @@ class Creations:
 
 
 async def destroy_failed(sandbox: Sandbox) -> None:
-    """Destroys a sandbox whose creation failed; a second failure is logged, since the first one is to be raised."""
+    """Destroys a sandbox whose creation failed; a second failure is logged, since the caller raises the first one."""
     try:
         await sandbox.destroy()
     except SandboxFailure as failure:
@@ -76,7 +76,7 @@ async def destroy_failed(sandbox: Sandbox) -> None:
 
 
 async def outcomes_of(attempts: Iterable[Awaitable[T]]) -> list[T | SandboxFailure]:
-    """Runs all at the same time and returns their results or SandboxFailures; any other error is raised after all."""
+    """Runs all at the same time and returns results or SandboxFailures. Other errors are raised once all have ended."""
     outcomes: list[T | SandboxFailure] = []
     for outcome in await asyncio.gather(*attempts, return_exceptions=True):
         if isinstance(outcome, BaseException) and not isinstance(outcome, SandboxFailure):
@@ -86,7 +86,7 @@ async def outcomes_of(attempts: Iterable[Awaitable[T]]) -> list[T | SandboxFailu
 
 
 async def failures_of(attempts: Iterable[Awaitable[object]]) -> list[SandboxFailure]:
-    """Runs all at the same time and returns the SandboxFailures; any other error is raised after all."""
+    """Runs all at the same time and returns the SandboxFailures. Any other error is raised once all have ended."""
     return [outcome for outcome in await outcomes_of(attempts) if isinstance(outcome, SandboxFailure)]
 
 

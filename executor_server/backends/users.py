@@ -14,7 +14,7 @@ from executor_server.core import SandboxFailure
 DEFAULT_UID_BASE = 2_000_000_000
 """Above the ids that distributions, container engines and systemd hand out, below negative numbers in 32 bits."""
 
-_COUNT = 100_000_000  # large, so that two independent daemons on one host hardly choose the same ids
+_COUNT = 100_000_000  # large, so that two independent daemons on one host are unlikely to choose the same ids
 UNIQUE_USERS = range(DEFAULT_UID_BASE, DEFAULT_UID_BASE + _COUNT)
 """Users that no program of the host has."""
 
@@ -67,7 +67,7 @@ def usable_uids(
 
 
 def unlisted_uid() -> int:
-    """Returns a user for a process of the daemon's own that hostile bytes reach. Raises SandboxFailure."""
+    """Returns a user for a process of the daemon's own that reads hostile bytes. Raises SandboxFailure."""
     return HostUsers(usable_uids(DEFAULT_UID_BASE)).take()
 
 

@@ -1,8 +1,8 @@
 """Values of the domain that at least three packages use: limits, specs, events, errors, import patterns, addresses.
 
-It also holds what every daemon file of SQLite and every log line have in common. It must not know any other package
-of the daemon; of the guest it has the constants of `checks` that policies name. A name that two packages use belongs to
-the lower one of them.
+It also holds the common code for the daemon's SQLite files and for log lines. It must not know any other package of the
+daemon; from the guest it re-exports the constants of `checks` that policies name. A name that only two packages use
+belongs in the lower one of them.
 """
 
 from executor_server.core.addresses import (

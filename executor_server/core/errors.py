@@ -1,7 +1,7 @@
 """The errors of the daemon: few, one base, each saying what the caller can do.
 
-A program that fails is a result and none of these errors; neither are our own bugs, which become INTERNAL at the RPC
-border. `api/errors.py` translates each class to its status by a table.
+A failing program is a result, not one of these errors. Our own bugs are not among them either: they become INTERNAL at
+the RPC border. `api/errors.py` translates each class to its status by a table.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class ExecutorError(Exception):
 
 
 class InvalidRequest(ExecutorError):
-    """A field has a wrong form; the message names it and says what is allowed. `field` is its path, when it is one."""
+    """A field has a wrong form; the message names it and says what is allowed. `field` is its path, if it has one."""
 
     def __init__(self, reason: Reason, message: str, field: str = "") -> None:
         super().__init__(reason, message)
@@ -97,7 +97,7 @@ class InvalidRequest(ExecutorError):
 
 
 class ModulesMissing(InvalidRequest):
-    """Tools that were shipped need `modules`, which the image does not have."""
+    """Shipped tools need `modules`, which the image does not have."""
 
     def __init__(self, message: str, modules: tuple[str, ...]) -> None:
         super().__init__(Reason.MODULES_MISSING, message)
@@ -133,13 +133,13 @@ class ResourceExhausted(ExecutorError):
 
 
 class TooManySessions(ResourceExhausted):
-    """The limit of sessions is reached; the next one can be made when one has ended."""
+    """The session limit is reached; a new one can be made when one has ended."""
 
 
 class Unavailable(ExecutorError):
     """The daemon cannot do it now, through no fault of the caller; `retry_after_s` says when it may, where known.
 
-    `progress`: of what the daemon is making, for which the caller waits.
+    `progress`: how far the daemon is with making the thing that the caller waits for.
     """
 
     def __init__(
@@ -154,7 +154,7 @@ class ViolationKind(enum.Enum):
     """The kind of a refusal by the policy."""
 
     ABOVE_CEILING = "ABOVE_CEILING"
-    NOT_ALLOWED = "NOT_ALLOWED"  # not on the list of what may be requested
+    NOT_ALLOWED = "NOT_ALLOWED"  # not on the policy's list
     DENIED = "DENIED"  # named by the policy as never granted
     UNSUPPORTED = "UNSUPPORTED"  # this daemon cannot enforce it, so no policy grants it
 
@@ -192,13 +192,13 @@ class BackendFull(SandboxFailure):
 
 
 class BackendSilent(SandboxFailure):
-    """The backend did not answer, so the state of what it was asked about is unknown. Its text is internal."""
+    """The backend did not answer, so the outcome of the request is unknown. Its text is internal."""
 
 
 class ImageNotReady(SandboxFailure):
-    """The image is not there, is being fetched, or can't serve. Its text goes to the client: it names no host path.
+    """The image is missing, is being fetched, or is unusable. Its text goes to the client: it names no host path.
 
-    `retry_after_s` says when it may be ready; None when an operator has to act first. `progress`: of making it.
+    `retry_after_s` says when it may be ready; None when an operator has to act first. `progress`: how far it is made.
     """
 
     def __init__(self, message: str, retry_after_s: float | None = None, *, progress: Progress | None = None) -> None:
@@ -208,11 +208,11 @@ class ImageNotReady(SandboxFailure):
 
 
 class EnvironmentFailed(ImageNotReady):
-    """The environment can't be made of these packages: asking again for the same ones is of no use.
+    """The environment can't be made from these packages: a retry with the same ones is useless.
 
     Its text goes to the client, and may be uv's own explanation, cut; it names no host and no path.
     """
 
 
 class SpecUnsupported(SandboxFailure):
-    """The backend works and makes no sandboxes of this spec; another may. Its text goes to the client."""
+    """The backend works, but can't make sandboxes of this spec; another may. Its text goes to the client."""

@@ -4,8 +4,7 @@ A pattern is what smolagents takes: a module ("numpy"), a module with all below 
 Matching goes by whole dotted components, so "re" never covers "reprlib". Here patterns are only compared with patterns;
 guest/checks/imports.py applies them to import statements.
 
-A pattern that denies reaches further down than one that authorizes, and not up: "os" denies "os.path" too, "os.path"
-does not deny "os".
+Unlike a grant, a denial covers all sub-modules and no parents: "os" denies "os.path" too, "os.path" does not deny "os".
 """
 
 from __future__ import annotations

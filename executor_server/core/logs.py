@@ -1,7 +1,7 @@
 """Structured logs, on stderr: one event with its ids per line, as JSON or for a terminal.
 
-Events carry `session_id` and `execution_id` where they concern one. Code, values, tokens and text that came out of a
-sandbox are never logged above DEBUG, and tracebacks are printed without local variables for the same reason.
+Events carry `session_id` and `execution_id` where they concern one. Code, values, tokens and text from a sandbox
+are never logged above DEBUG, and tracebacks are printed without local variables for the same reason.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ def _rendering(log_format: LogFormat) -> list[Processor]:
 
 
 def _escaped(_logger: Any, _method: str, event: EventDict) -> EventDict:
-    # A terminal obeys the control characters of a text that a client chose. Only tracebacks have lines.
+    # Clients choose some texts, and a terminal obeys control characters. Only tracebacks keep their line breaks.
     return {
         key: "".join(
             each if each.isprintable() or (each, key) == ("\n", "exception") else ascii(each)[1:-1] for each in value

@@ -95,7 +95,7 @@ class Principal:
     tenant: str
     name: str
     is_admin: bool = False  # may make admin calls
-    roles: tuple[str, ...] = ()  # what it may do in its own tenant; none: what users may do
+    roles: tuple[str, ...] = ()  # its rights in its own tenant; empty: those of a user
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ class ToolRules:
 
     placements: tuple[Literal["host", "sandbox"], ...] = ("host", "sandbox")
     allowed: tuple[str, ...] = ("*",)
-    ask: tuple[str, ...] = ()  # each call waits for an approval, unless `allowed` names the tool otherwise than by "*"
+    ask: tuple[str, ...] = ()  # each call waits for an approval, unless an `allowed` pattern other than "*" matches
 
 
 @dataclass(frozen=True)
@@ -171,9 +171,9 @@ class StateRules:
     restore: bool = True
     max_bytes: int = 256 * 2**20
     allow_foreign: bool = False  # accept states that another daemon or tenant exported
-    savepoints: int = 8  # a session may have at one time
-    savepoint_file_bytes: int = 32 * 2**20  # a savepoint may hold of the workspace
-    branches: int = 8  # a session may keep at one time; 0: it may try no code
+    savepoints: int = 8  # of a session at one time
+    savepoint_file_bytes: int = 32 * 2**20  # workspace files in one savepoint
+    branches: int = 8  # that a session keeps at one time; 0: it can't run code in branches
 
 
 @dataclass(frozen=True)
@@ -194,7 +194,7 @@ class RecordRules:
     total_bytes: int = 10 * 2**30  # of all recordings of a tenant
     retention_s: float = 7 * 86400.0  # after the session's end
     redact_tools: tuple[str, ...] = ()  # patterns of names
-    fetch: bool = True  # by the tenant
+    fetch: bool = True  # the tenant may fetch them
 
 
 @dataclass(frozen=True)
@@ -238,13 +238,13 @@ class SessionFacts:
     image: str
     warm: bool
     request_id: str = ""  # the request that made it
-    audits_connections: bool = True  # each connection to the network gets an audit record, and not refusals alone
+    audits_connections: bool = True  # each network connection gets an audit record, not only refusals
     packages: tuple[str, ...] = ()  # requirements of its environment
 
 
 @dataclass(frozen=True)
 class FileInfo:
-    """A file, a directory or a link of a sandbox; `path` is as it was requested, or below that. `mode`: its rights."""
+    """A file, a directory or a link of a sandbox; `path` is the requested one or below it. `mode`: permissions."""
 
     path: str
     size_bytes: int
@@ -267,7 +267,7 @@ class StateOmission:
 
 @dataclass(frozen=True)
 class StateManifest:
-    """The contents of an exported state, or of what was restored from one."""
+    """The contents of an exported state, or the restored part of one."""
 
     variables: tuple[str, ...]
     omitted_variables: tuple[StateOmission, ...]
@@ -296,7 +296,7 @@ Payload = bytes | BlobRef
 
 @dataclass(frozen=True)
 class ToolSource:
-    """The source of a module that makes a tool: after it ran, the name `entry` in it is the tool."""
+    """The source of a module that makes a tool: once it has run, its name `entry` is the tool."""
 
     text: str
     entry: str
@@ -305,7 +305,7 @@ class ToolSource:
 
 @dataclass(frozen=True)
 class ShippedTool:
-    """A tool that runs in the sandbox: what it is made of there, and modules that it needs."""
+    """A tool that runs in the sandbox: its code, and the modules that it needs."""
 
     code: ToolSource | Payload
     modules: tuple[str, ...] = ()
@@ -406,8 +406,8 @@ class Result:
     artifacts: tuple[FileInfo, ...] = ()
     artifacts_truncated: bool = False  # more files were made or changed than are listed
     policy_fingerprint: str = ""  # the policy in force when the execution began
-    savepoint: int = 0  # the one that was taken before it; 0: none
-    savepoint_refused: str = ""  # the reason why none was, if one was asked for
+    savepoint: int = 0  # the savepoint taken before it; 0: none
+    savepoint_refused: str = ""  # why none was taken, if one was requested
     branch: BranchEnd | None = None  # when it ran in a branch
     imports: tuple[str, ...] = ()  # modules that the checked part of its source imports, sorted
 

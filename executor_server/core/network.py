@@ -23,7 +23,7 @@ class NetworkSecret:
 
 @dataclass(frozen=True)
 class NetworkRules:
-    """The hosts that a session may reach, and how much. Without names it has no way out at all."""
+    """The hosts that a session may reach, and limits of its traffic. Without hosts it has no network at all."""
 
     allowed: tuple[str, ...] = ()  # patterns in canonical form (guest/egress/host_names.py): what it was granted
     denied: tuple[str, ...] = ()  # goes before `allowed` and `ask`
@@ -49,9 +49,9 @@ class EgressConnection:
     connection_id: str  # unique in its session
     host: str
     port: int
-    address: str  # the address that it was made to
+    address: str  # the address that it leads to
     rule: str  # the pattern that allowed it
-    sent_bytes: int | None = 0  # by the sandbox; None: not known, since the proxy died with the number
+    sent_bytes: int | None = 0  # by the sandbox; None: unknown, since the proxy died before it reported
     received_bytes: int | None = 0
     duration_s: float = 0.0
     reason: str = ""  # the reason of its end, one of guest/egress/reasons.py; empty while it lasts
@@ -65,12 +65,12 @@ class EgressDenial:
     host: str  # canonical where it is a name; otherwise the text of the sandbox, shortened and made printable
     port: int  # 0 when there was none
     reason: str  # one of guest/egress/reasons.py
-    message: str  # the sentence that the program was answered with
-    address: str = ""  # the address that was refused, where that is the reason
+    message: str  # the sentence that the program received
+    address: str = ""  # the refused address, if the address is the reason
 
     @property
     def sentence(self) -> str:
-        """The message for other people: it names the host."""
+        """The message for readers other than the program: it names the host."""
         if not self.host or self.host in self.message:
             return self.message
         return f"{self.host}:{self.port}: {self.message}" if self.port else f"{self.host}: {self.message}"

@@ -1,4 +1,4 @@
-"""The packages of a sandbox as values: what the policy approved, and where the making of an environment stands."""
+"""The packages of a sandbox as values: what the policy approved, and the progress of making an environment."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 class PackagesSpec:
     """The approved packages of a sandbox, from which its environment is made. Only the policy makes one.
 
-    Equal ones mean the same environment, for one image, until its lock is due to be made again.
+    With one image, equal specs mean the same environment until its lock is due for renewal.
     """
 
     requirements: tuple[str, ...]  # by PEP 508, canonical, sorted, each distribution once; empty: all of the lock
     lock_file: str = ""  # path of the policy's lock file (PEP 751); empty: uv resolves
     lock_sha256: str = ""  # digest of its content when the policy was read, in hex
-    exclude_newer_s: float | None = None  # seconds before now; files that the index got later don't count
+    exclude_newer_s: float | None = None  # seconds before now; newer files in the index don't count
     max_environment_bytes: int = 4 * 2**30
 
 

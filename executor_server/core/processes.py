@@ -95,7 +95,7 @@ class ProcessRequest:
     stdin: bool = False
     timeout_s: float | None = None
     prefers_bash: bool = False  # bash in place of argv[0], where the sandbox has it
-    merge_stderr: bool = False  # stderr is stdout's pipe
+    merge_stderr: bool = False  # stderr goes to stdout's pipe
 
 
 @dataclass(frozen=True)

@@ -14,12 +14,12 @@ class Savepoint:
     files: int
     file_bytes: int
     left_out: tuple[str, ...] = ()
-    is_branch: bool = False  # the state of a branch after its program, not one that the session has been in
+    is_branch: bool = False  # the final state of a branch; the session was never in it
 
 
 @dataclass(frozen=True)
 class Changes:
-    """Names, sorted; with `truncated` there are more. `unknown` may have changed: it was not possible to look."""
+    """Names, sorted; if `truncated`, there are more. `unknown` ones may have changed: they could not be examined."""
 
     added: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
@@ -32,7 +32,7 @@ class Changes:
 class BranchEnd:
     """The end of an execution that ran in a branch. `number` is 0 when the branch is not kept.
 
-    `refused` says why there was no branch, and nothing has run. The changes are None when the branch has died.
+    If `refused` is set, it says why there was no branch, and nothing has run. The changes are None if the branch died.
     """
 
     number: int = 0
@@ -48,7 +48,7 @@ class Savepoints:
     """The savepoints of a session, the oldest first, as the answer to a request about them."""
 
     savepoints: tuple[Savepoint, ...]
-    dropped: int  # number of those that were dropped for the request, or have ended since the last
+    dropped: int  # savepoints that this request dropped, or that ended since the last one
     generation: int
-    taken: int = 0  # the number of the one that was asked for; 0: none was
+    taken: int = 0  # the number of the requested savepoint; 0: none was requested
     left_out: tuple[str, ...] = ()  # things that a rollback did not restore, in words

@@ -1,7 +1,7 @@
 """The daemon's end of the channel to the guest in a sandbox.
 
-It owns connecting, sending with acknowledgement, and the conversion of a guest's frames into the daemon's values, each
-field of them checked. It must not know sessions, nor which backend made the sandbox.
+It owns connecting, sending with acknowledgement, and the conversion of a guest's frames into the daemon's values, with
+each field checked. It must not know sessions, nor which backend made the sandbox.
 """
 
 from executor_server.backends.channel.daemon_channel import READY_TIME_S, GuestChannel

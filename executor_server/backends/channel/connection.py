@@ -11,11 +11,11 @@ if TYPE_CHECKING:
     from executor_server.backends.channel.daemon_channel import GuestChannel
 
 common_space = memoryview(bytearray(CHUNK_BYTES // 4))
-"""The memory that all connections of a process read to: what was read is taken before the event loop reads again."""
+"""All connections of a process read into this memory: the bytes are taken before the event loop reads again."""
 
 
 class DirectConnection(asyncio.BufferedProtocol):
-    """A connection whose transport reads to where the bytes belong, instead of making objects of what it has read."""
+    """A connection whose transport reads straight into the final buffer, without a bytes object in between."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
@@ -58,11 +58,11 @@ class Connection(asyncio.Protocol):
             self._channel.take_data(data)
 
     def space(self) -> memoryview:
-        """Returns where a transport that can do so should read to."""
+        """Returns the buffer for a transport that can read into one."""
         return common_space if self._channel is None else self._channel.space()
 
     def filled(self, space: memoryview, size: int) -> None:
-        """The first bytes of what `space` returned have arrived."""
+        """The first `size` bytes of a buffer from `space` have arrived."""
         if self._channel is not None:
             self._channel.take_filled(space, size)
 
@@ -81,5 +81,5 @@ class Connection(asyncio.Protocol):
 
 
 def directly(protocol: asyncio.Protocol) -> asyncio.BaseProtocol:
-    """Returns a protocol whose transport reads to where the bytes belong, where the protocol can be one."""
+    """Returns a protocol whose transport reads straight into the final buffer, if `protocol` supports that."""
     return DirectConnection(protocol) if isinstance(protocol, Connection) else protocol

@@ -31,7 +31,7 @@ Attacks. The guest is hostile.
 - Each token is shown once. A process that took the guest's place at the socket and read the token from HELLO can open
   no connection with it (tokens.py).
 
-The channel knows frames and not sessions: their meaning is its owner's.
+The channel knows frames, not sessions: the owner interprets the frames.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ class GuestChannel:
         self._window.taken = taken_seq
 
     def share_reading(self, shares: ReadingShares, tenant: str) -> None:
-        """Counts what is read from here on for the tenant."""
+        """Counts all further reading for the tenant."""
         self._shares, self._tenant = shares, tenant
 
     # -- connecting ----------------------------------------------------------------------------------------------
@@ -200,7 +200,7 @@ class GuestChannel:
     async def hang_up(self) -> None:
         """Closes the connection in order; `connect` opens another one. `on_lost` is not called.
 
-        Frames that are sent from here on wait for that one. Frames of the guest that are still on their way come again.
+        Frames sent after this call wait for that one. Frames of the guest that are still on their way are sent again.
         """
         self._say(Ack())
         self._hung_up = True
@@ -272,11 +272,11 @@ class GuestChannel:
         self._take_all(len(data), self._decoder.feed, data)
 
     def space(self) -> memoryview:
-        """Called by the connection to find out where the next bytes should be read to."""
+        """Called by the connection for the buffer to read into."""
         return self._decoder.space(common_space)
 
     def take_filled(self, space: memoryview, size: int) -> None:
-        """Called by the connection with the number of bytes that arrived where `space` said."""
+        """Called by the connection with the number of bytes that arrived in the buffer from `space`."""
         self._take_all(size, self._decoder.filled, space, size)
 
     def _take_all(self, size: int, decode: Callable[..., list[Frame]], *arrived: Any) -> None:

@@ -1,4 +1,4 @@
-"""The address of one sandbox's guest, and the tokens that the daemon shows it: none of them twice."""
+"""The address of one sandbox's guest, and the tokens that the daemon shows it, each only once."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from executor_server.core import SandboxFailure
 from executor_server.guest.wire.tokens import CHAIN_LENGTH, chained
 
 _CONNECT_STEP_S = 0.005
-# A sandbox that is made needs its chain twice: for what its guest knows, and at the first connection.
+# A new sandbox needs its chain twice: for the hash that its guest knows, and at the first connection.
 _CHAINS_KNOWN = 32
 
 
@@ -55,7 +55,7 @@ class GuestEndpoint(Protocol):
 
     @property
     def socket_path(self) -> Path | None:
-        """The guest's own socket on this host; None where the connection leads over something else."""
+        """The guest's own socket on this host; None if the connection uses something else."""
         ...
 
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -79,7 +79,7 @@ class SocketEndpoint:
     connections_max: ClassVar[int] = CHAIN_LENGTH
 
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
-        """Waits for the socket where the guest itself makes it."""
+        """Waits for a socket that the guest itself makes."""
         while True:
             try:
                 await asyncio.get_running_loop().create_unix_connection(
@@ -92,7 +92,7 @@ class SocketEndpoint:
 
 @lru_cache(maxsize=_CHAINS_KNOWN)
 def first_token(secret: bytes, chain_length: int) -> bytes:
-    """Returns the token that is shown first; hashed once more, it is what the guest knows."""
+    """Returns the token that is shown first; the guest knows its hash."""
     return chained(secret, chain_length - 1)
 
 
@@ -105,7 +105,7 @@ class Tokens:
         self.shown = shown
 
     def next(self) -> str:
-        """Returns the next token, which counts as shown from here on. Raises SandboxFailure when none is left."""
+        """Returns the next token, and counts it as shown. Raises SandboxFailure when none is left."""
         chain_length = self._endpoint.connections_max
         self.shown += 1
         if self.shown >= chain_length:

@@ -1,7 +1,7 @@
-"""Converts messages of a guest to the daemon's values; raises FrameError for every other form.
+"""Converts messages of a guest to the daemon's values; malformed ones raise FrameError.
 
-Each field was checked by the schema (guest/wire/messages.py). What is checked here needs more than one field, the body,
-or the daemon's own enumerations.
+Each field was checked by the schema (guest/wire/messages.py). The checks here need more than one field, the body, or
+the daemon's own enumerations.
 """
 
 from __future__ import annotations

@@ -11,9 +11,9 @@ from executor_server.guest.wire.sequenced import Sequenced
 class ReadingControl:
     """Suspends the reading of the current connection for two independent reasons.
 
-    The owner pauses it when it has no room for more frames; the guest then blocks its program. The fairness among
-    tenants rests it when the tenant has had its share. The owner's pause waits for READY: a connection that is not
-    read before that would look like a dead guest because its owner is busy.
+    The owner pauses it when it has no room for more frames; the guest then blocks its program. Fairness among tenants
+    suspends it when the tenant has had its share. The owner's pause takes effect only after READY: a guest whose
+    connection is not read before that would look dead because its owner is busy.
     """
 
     def __init__(self) -> None:
@@ -23,14 +23,14 @@ class ReadingControl:
         self._greeted = False
 
     def attach(self, transport: asyncio.Transport) -> None:
-        """Takes a new connection, whose guest has not answered yet: it is read, whatever the owner has paused."""
+        """Takes a new connection, whose guest has not answered yet: it is read even if the owner has paused reading."""
         self._transport, self._greeted = transport, False
 
     def detach(self) -> None:
         self._transport, self._greeted = None, False
 
     def greeted(self) -> None:
-        """The guest has answered: from here on the owner's pause holds, also one from before this connection."""
+        """The guest has answered: now the owner's pause takes effect, even one from before this connection."""
         self._greeted = True
         self._update()
 
@@ -100,7 +100,7 @@ class WritingControl:
             self._room.clear()
 
     def close(self) -> None:
-        """Ends all waits, also those that come."""
+        """Ends all waits, later ones too."""
         self._closed = True
         self._room.set()
         self._delivery.set()

@@ -79,7 +79,7 @@ _REFUSALS: dict[str, tuple[type[InvalidRequest] | type[NotFound] | type[Precondi
 
 
 class Request(Generic[T]):
-    """One request. `read` turns a frame into a part of the answer, or into None when the caller gets nothing of it."""
+    """One request. `read` turns a frame into a part of the answer, or into None if it holds nothing for the caller."""
 
     def __init__(self, read: Callable[[Frame], T | None], hold: Callable[[object, bool], None]) -> None:
         self._read = read
@@ -115,7 +115,7 @@ class Request(Generic[T]):
             self._news.set()
 
     async def next(self) -> T | None:
-        """Returns the next part; None after the last. Raises the error with which the guest refused."""
+        """Returns the next part; None after the last. Raises the error of a guest that refused."""
         while not self._parts and not self._ended:
             self._news.clear()
             await self._news.wait()
@@ -228,7 +228,7 @@ def file_part(frame: Frame) -> FileInfo | bytes | None:
 
 
 def changes_part(frame: Frame) -> FileChanges | None:
-    """Reads the changes that a watch reports; the first ones are none."""
+    """Reads the changes that a watch reports; its first report is empty."""
     changed = message_of(frame)
     if not isinstance(changed, FilesChanged):
         _require_done(frame)

@@ -4,11 +4,11 @@ The guest's other connection is an asyncio transport, which can't receive descri
 the event loop.
 
 Attacks. The process that answers may be hostile, and may send any number of descriptors of any kind. The buffer has
-room for one, and the kernel closes the others. Its kind and address are checked before anything
-else is done with it: a proxy that accepted on another socket would wait for ever, or serve other programs.
-One that is refused is closed without waiting, as a socket can be set to linger until its peer has taken what was sent.
-The guest keeps a descriptor of the same open socket and can change its options later, O_NONBLOCK among them, so what
-accepts must not depend on them.
+room for one, and the kernel closes the others. Its kind and address are checked before anything else is done with it: a
+proxy that accepted on another socket would wait for ever, or serve other programs. A refused descriptor is closed
+without waiting, because a socket can be set to linger until its peer has taken the sent data. The guest keeps a
+descriptor of the same open socket and can change its options later, O_NONBLOCK among them, so the code that accepts
+must not depend on them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The frame that registers tools in a sandbox, and the digests of shipped tools for the audit log.
 
-What is shipped passes through the daemon unread: nothing here decodes, compiles or runs any of it.
+Shipped code passes through the daemon unread: nothing here decodes, compiles or runs any of it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class BlobDigests:
             self._digest(next(iter(self._held)))
 
     async def settle(self, blob_id: str) -> None:
-        """Makes the digest of a blob that no message has named soon."""
+        """Makes the digest of a blob that no message names within HOLD_S."""
         await asyncio.sleep(HOLD_S)
         pieces = self._held.get(blob_id)
         if pieces is not None:

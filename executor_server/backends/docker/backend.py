@@ -1,8 +1,9 @@
 """The Docker backend: a container for each sandbox, on the Engine of this host.
 
-These walls confine a sandbox, from outside in: a host user of its own, namespaces of every kind but that of users
-(which an Engine with userns-remap adds), no network, a root file system that is read-only, sized memory for the files
-that it writes, a control group, no capabilities, no new privileges, and our own filter of system calls; see options.py.
+These walls confine a sandbox, from outside in: a host user of its own, every kind of namespace except a user
+namespace (an Engine with userns-remap adds one), no network, a read-only root file system, a limited amount of memory
+for the files that it writes, a control group, no capabilities, no new privileges, and our own filter of system calls;
+see options.py.
 Any image that has a CPython will do; see images.py. The daemon reaches the guest by a socket, and the guest reaches
 nothing; see containers.py.
 
@@ -189,7 +190,7 @@ class DockerBackend:
         """Returns the file of certificate authorities for a sandbox with a network. Raises SandboxFailure.
 
         A socket of a runtime with a kernel of its own exists in that kernel only: its guest can't hand the listener
-        out to the egress proxy. SpecUnsupported then, so that a session gets its network on another backend.
+        out to the egress proxy. Raises SpecUnsupported then, so that a session gets its network on another backend.
         """
         if not spec.egress:
             return None
@@ -248,7 +249,7 @@ class DockerBackend:
         ours = {*self._live, *resources.trials}
         directories = await asyncio.to_thread(directory.sandbox_ids)
         listed = await resources.engine.containers(f"{DAEMON_LABEL}={resources.daemon_id}")
-        ours |= {*self._live, *resources.trials}  # both what was made and what ended while the Engine was asked
+        ours |= {*self._live, *resources.trials}  # also those made or ended during the request
         strays = [container for container in listed if container.labels.get(SANDBOX_LABEL) not in ours]
         containers_of: dict[str, list[str]] = {sandbox_id: [] for sandbox_id in directories if sandbox_id not in ours}
         for container in strays:

@@ -1,15 +1,15 @@
-"""Finds a container's control group on this host: it counts deaths for memory and weighs the share of processors.
+"""Finds a container's control group on this host: it counts out-of-memory kills and weighs the processors.
 
-The Engine's interface is not enough for either. It says whether a death for memory ended the container, not how many
+The Engine's interface is not enough for either. It says whether an out-of-memory kill ended the container, not how many
 processes the kernel killed while it lives; and changing a weight through it takes milliseconds, too long for each
 change of the share. So the daemon reads and writes the kernel's own files.
 
 The invariant: a group is used only when its path contains the container's id, 64 hexadecimal digits that no other group
 has by accident. The daemon may live in a container of its own. There a process id of the Engine's host means another
 process, or none, and the mount may show a part of the tree only. Without the check, the daemon would report another
-service's deaths as this session's, or slow down a service that is none of its own.
+service's kills as this session's, or slow down a service that is none of its own.
 
-Nothing here is required: where the group can't be found, deaths are not counted, and processors are shared evenly.
+Nothing here is required: where the group can't be found, kills are not counted, and processors are shared evenly.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """check-host: finds out what this host's Engine can isolate and limit, in sentences that say how to mend it.
 
-For limits, the Engine's own information suffices. For isolation, a container that is confined and reached as a
-sandbox is reports what it sees; see probe.py.
+For limits, the Engine's own information suffices. For isolation, it starts a container that is confined and
+reached like a sandbox and reports what it sees; see probe.py.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Examination(Findings):
 
 
 async def examine(section: DockerSection, directory: Path, daemon_id: str) -> Examination:
-    """Tries everything that a sandbox needs, and makes one of each image that is there."""
+    """Tries everything that a sandbox needs, and makes one from each available image."""
     found = Examination()
     try:
         facts = await _connect(found, section)
@@ -191,7 +191,7 @@ async def _try_images(
 def _report_failure(
     found: Examination, name: str, configured: DockerImage, failure: SandboxFailure, *, none_works: bool
 ) -> None:
-    """`none_works`: no image could be tried with success, so the reason may not be the image."""
+    """`none_works`: every image failed, so the reason may not be the image."""
     if isinstance(failure, ImageNotReady) or not none_works:
         remedy = f"Build it or fetch it: docker pull {configured.reference}; or set docker.images.{name}."
         found.add(f"image {name}", False, f"{configured.reference}: {failure}.", remedy, required=False)

@@ -6,7 +6,7 @@ it appears. A writable mount is a hole in the wall, to the host's disk at least.
 before anything is sent to the guest, the daemon shuts the directory (mode 0700, owned by the daemon): from then on the
 container's user can neither enter nor list it. Code that runs later can't reach the directory, while the daemon keeps
 the socket. The daemon checks that it is a socket only after the directory is shut, when no process of the container can
-exchange it any more.
+replace it any more.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ _SOCKET_TIMEOUT_S = 20.0
 _FIRST_POLL_S = 0.001
 _LONGEST_POLL_S = 0.02
 _ALIVE_INTERVAL_S = 0.5
-# While it is open, other users can put something into the directory without seeing what is there; only the container
-# gets as far as that, since the directories above are the daemon's.
+# While the directory is open, any user who reaches it can create files there without seeing the others. Only the
+# container reaches it, since the directories above are the daemon's.
 _OPEN, _SHUT = 0o733, 0o700
 
 
@@ -47,7 +47,7 @@ class EndedEarly(SandboxFailure):
 
 
 class NoSocket(SandboxFailure):
-    """The container runs, and makes no socket in time, or something else than a socket."""
+    """The container runs, but made no socket in time, or something other than a socket."""
 
 
 async def make_container(resources: Resources, sandbox: DockerSandbox, request: ContainerRequest) -> None:

@@ -1,11 +1,11 @@
 """Requests to the Engine that do not block the event loop: the only file that knows the `docker` SDK.
 
-The SDK blocks, so each request runs on a thread of our own, a limited number at a time, and none without a time limit:
+The SDK blocks, so each request runs on a thread of our own, with a limit on their number and a time limit on each:
 an Engine that hangs costs its requests and nothing else, and one that recovers needs no new connection. Every error
 becomes an EngineFailure, which has the status of the Engine's answer if there was one.
 
 A request can't be revoked. A caller that is cancelled while it waits for a change waits for the end of the request all
-the same, so that it is known what there is to clean up; a query is not waited for.
+the same, so that it knows what to clean up; a query is not waited for.
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ class Engine:
 
     async def wait(self, container: str, timeout_s: float) -> None:
         """Waits for the container's end, `timeout_s` at most."""
-        with contextlib.suppress(EngineFailure):  # the time limit is one; the next request reports any other
+        with contextlib.suppress(EngineFailure):  # a timeout is one; the next request reports any other
             await self._ask(f"the end of {container}", lambda client: client.wait(container, timeout=timeout_s))
 
     async def log(self, container: str) -> bytes:

@@ -58,7 +58,7 @@ def check_answers(path: Path) -> None:
             "Add the user to the group that owns the socket (usermod -aG docker USER; it is as good as root), or run a "
             "rootless Engine.",
         ) from None
-    except (BlockingIOError, TimeoutError):  # its queue is full: it has accepted no connection for long
+    except (BlockingIOError, TimeoutError):  # its queue is full: it has accepted no connection for a long time
         raise NoEngine(f"The Engine at {path} takes no connections.", "See whether it is well: docker info.") from None
     except OSError as error:
         raise NoEngine(f"The Engine's socket {path} can't be used: {error}.", "Set docker.host to another.") from error

@@ -27,7 +27,7 @@ _SLOW_RETRY_S = 30.0
 
 
 class Images:
-    """The configured images. They raise ImageNotReady, which names no more than a client may know."""
+    """The configured images. They raise ImageNotReady, whose text a client may see."""
 
     def __init__(self, resources: Resources, configured: Mapping[str, DockerImage], pulls: Pulls) -> None:
         self._resources = resources
@@ -44,8 +44,8 @@ class Images:
     async def ready(self, name: str, *, may_pull: bool = False) -> PreparedImage:
         """Returns an image to make a sandbox of. Raises ImageNotReady, with a sentence for a client, or SandboxFailure.
 
-        One request for a name asks the Engine at a time; those that waited for it share its answer, failures included:
-        an Engine that hangs takes long to fail, and they would fail one after the other.
+        One request at a time asks the Engine about a name. Those that waited for it share its answer, failures
+        included: an Engine that hangs takes long to fail, and otherwise they would fail one after the other.
         """
         if name not in self._configured:
             raise SandboxFailure(f"no image {name!r}")
@@ -65,7 +65,7 @@ class Images:
         return prepared
 
     def forget(self, name: str) -> None:
-        """Drops the image that the name meant, which turned out to be out of date."""
+        """Drops the image behind the name, which turned out to be out of date."""
         self._looked_up.pop(name, None)
 
     async def _look_up(self, name: str, *, may_pull: bool) -> EngineImage:

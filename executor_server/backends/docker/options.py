@@ -18,18 +18,19 @@ from executor_server.backends.settings import HOSTNAME, VAR_TMP, WORKSPACE, sand
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire import rlimits
 
-# The runtime starts a container from within its limits, and runc's first process has threads of its own until it
-# executes the guest. So the group's limit is at least this, and a lower limit is enforced by RLIMIT_NPROC of the
-# sandbox's own user.
+# The runtime itself counts towards a container's limits while it starts it, and runc's first process has several
+# threads until it executes the guest. So the group's limit is at least this, and a lower limit is enforced by
+# RLIMIT_NPROC of the sandbox's own user.
 _RUNTIME_PROCESSES = 32
 # A program may execute the files that it puts there. The owner is named because runc gives a mount the mode of the
 # directory that it covers, which the Engine has just made for root alone.
 _TMPFS = "rw,exec,nosuid,nodev,mode=1777,uid={user},gid={user},size={size_bytes},nr_inodes={inodes}"
 _HIDDEN_VOLUME = "ro,noexec,nosuid,nodev,size=4k,mode=0555"
 _LOG_BYTES = 65_536
-# Others may have a kernel of their own, which could not show a file system of the host's.
+# Other runtimes may have a kernel of their own, which could not show a file system of the host's.
 _HOST_KERNEL_RUNTIMES = ("runc", "crun", "youki")
-# A devpts of its own with few terminals; the Engine's own has all of the machine's. It goes with the container.
+# A separate devpts with few terminals: through the Engine's, a sandbox could take all of the machine's. It is removed
+# with the container.
 _TERMINALS = {
     "Type": "volume",
     "Target": "/dev/pts",
@@ -69,7 +70,7 @@ class HostAbilities:
     limits_memory: bool
     limits_processors: bool
     has_swappiness: bool
-    limits_sockets: bool = False  # by control groups of version 1, which count them apart
+    limits_sockets: bool = False  # by control groups of version 1, which count them separately
     runtime: str = "runc"  # the Engine's default
 
 
@@ -94,7 +95,7 @@ class ContainerRequest:
     runtime: str | None = None  # None: the Engine's default
     environment: Mapping[str, str] = field(default_factory=dict)  # in addition to that of every sandbox
     shares_user: bool = False  # other containers run as its user, too
-    keeps_log: bool = False  # a little of what its first process writes
+    keeps_log: bool = False  # a little of its first process's output
 
 
 def container_config(request: ContainerRequest, host: HostAbilities) -> dict[str, Any]:

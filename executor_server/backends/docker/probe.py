@@ -1,7 +1,7 @@
-"""Examines an image by running its own Python in a container that is confined as a sandbox is.
+"""Examines an image by running its own Python in a container that is confined like a sandbox.
 
-The answer comes by a socket in a shared directory, as the connection to a guest does. So one short run finds out three
-things: the image has a Python, the container is confined, and the Engine and the daemon see the same directories.
+The answer comes through a socket in a shared directory, like the connection to a guest. So one short run finds out
+three things: the image has a Python, the container is confined, and the Engine and the daemon see the same directories.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Unreachable(SandboxFailure):
 
 @dataclass(frozen=True)
 class Confinement:
-    """The answer of a process in a container about the walls around it."""
+    """The report of a process in a container about the walls around it."""
 
     user: int
     writes_root: bool
@@ -97,7 +97,7 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class UselessImage:
-    """An image that no sandbox can be made of; the reason is the rest of a sentence that begins with its name."""
+    """An image without a usable Python; the reason continues a sentence that begins with the image's name."""
 
     reason: str
 
@@ -112,7 +112,7 @@ async def probe(resources: Resources, image: EngineImage) -> PreparedImage | Use
         try:
             return read_answer(image, facts.kernel, await _ask(resources, image, command))
         except EndedEarly as ended:
-            if ended.was_killed:  # by the Engine, or for memory; another time it may not be
+            if ended.was_killed:  # by the Engine, or for memory: the next attempt may succeed
                 raise
             if not ended.could_not_begin:
                 return UselessImage(f"has a Python that does not run: {ended}")
@@ -147,7 +147,7 @@ async def _receive(path: Path) -> bytes:
                 answer += piece
     except TimeoutError as error:
         raise NoSocket(f"its container does not come to an end with its answer in {_ANSWER_TIMEOUT_S:g} s") from error
-    except OSError:  # it broke off; what came is checked as any other answer
+    except OSError:  # it broke off; the part that came is checked like any other answer
         return answer
     finally:
         writer.close()

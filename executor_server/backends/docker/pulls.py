@@ -25,7 +25,7 @@ _CONCURRENT_FETCHES = 4
 _ABANDON_TIMEOUT_S = 1.0
 _LAYERS = 1024
 _UNKNOWN_TO_REGISTRY = (401, 403, 404)
-# The words of a registry or a proxy are for the operator: they may name hosts that a client must not learn of.
+# The messages of a registry or a proxy are for the operator: they may name hosts that a client must not know.
 _SEE_THE_LOG = "the daemon's log says why"
 
 _log = structlog.get_logger(__name__)
@@ -70,7 +70,7 @@ class Pulls:
         return ImageNotReady(f"image {name!r} is being fetched{progress}", retry_after_s=_RETRY_S)
 
     async def close(self) -> None:
-        """Abandons what is under way. A thread that gets nothing from the Engine ends with the process."""
+        """Abandons the running fetches. A thread that gets nothing from the Engine ends with the process."""
         for fetch in self._fetches.values():
             fetch.abandoned = True
         threads = [fetch.thread for fetch in self._fetches.values() if fetch.thread is not None]

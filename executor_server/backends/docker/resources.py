@@ -93,7 +93,7 @@ class Resources:
         try:
             yield sandbox
         finally:
-            self.trials.discard(sandbox.sandbox_id)  # from here on a sweep may remove it too
+            self.trials.discard(sandbox.sandbox_id)  # now a sweep may remove it too
             await sandbox.destroy()
 
     def config(self, request: ContainerRequest) -> Mapping[str, object]:

@@ -2,8 +2,8 @@
 
 The object exists before the container does, and so does the container's name. A creation that fails or is cancelled
 halfway ends by the same path as a session: first the container, then the directory, and last the user, which must not
-be given to another sandbox while a process of it may run. When the Engine does not answer, nothing of this is released:
-the backend keeps the sandbox, and its next sweep tries again.
+be given to another sandbox while one of its processes may run. When the Engine does not answer, nothing of this is
+released: the backend keeps the sandbox, and its next sweep tries again.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ KILLED = 128 + 9
 _NAME = "executor-{}"
 _CAUSE_TIMEOUT_S = 2.0
 _CAUSE_POLL_S = 0.05
-# Removing a container kills it first: one that was killed a moment ago may be removed in the next.
+# Removal kills a container first, so one that has just been killed may be about to disappear.
 _REMOVAL_FOLLOWS_S = 0.5
 
 _log = structlog.get_logger(__name__)

@@ -5,7 +5,7 @@ arguments gets the errno of an unknown call, since a profile can list only calls
 Engine before 23 knows no `defaultErrnoRet` and answers EPERM for a call that is not listed; runc itself then answers
 ENOSYS for calls newer than any in the profile, and clone3, for which libc needs ENOSYS, is listed.
 
-About an argument a profile can only say that some of its bits have given values. A rule "anything but 1" is therefore
+A profile can only require that some bits of an argument have given values. A rule "anything but 1" is therefore
 spelled out as several rules, one for each bit in which a number can differ first. All rules allow, so they may overlap
 and their order does not matter.
 """

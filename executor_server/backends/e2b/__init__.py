@@ -1,3 +1,3 @@
-"""Sandboxes that are rented: virtual machines in E2B's cloud. It exports the backend; the rest is private."""
+"""Rented sandboxes: virtual machines in E2B's cloud. It exports the backend; the rest is private."""
 
 from executor_server.backends.e2b.backend import E2BBackend

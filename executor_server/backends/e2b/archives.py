@@ -1,7 +1,8 @@
 """Archives in which environments travel to machines of the cloud: made once for each environment, and kept.
 
-One of 128 MiB takes several seconds to make. That happens in the background, and a request that needs it is answered as
-one whose environment is being made. No archive is in memory as a whole: it is written to a file, and read part by part.
+One of 128 MiB takes several seconds to make. That happens in the background; until then, a request is answered as if
+its environment were still being made. No archive is in memory as a whole: it is written to a file, and read part by
+part.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ from executor_server.backends.environments import Environment
 from executor_server.core import ImageNotReady, Progress, SandboxFailure, SpecUnsupported
 
 PART_BYTES = 8 * 2**20
-"""Bytes of one part, in which an archive is uploaded: a request that fails is repeated, and keeps them in memory."""
+"""Bytes of one part of an upload. A request keeps its part in memory, because it is repeated if it fails."""
 # Files of the directory: archives of the environments that were used last.
 _KEPT_ARCHIVES = 8
-# Seconds for which a request waits itself: a small archive is there by then.
+# Seconds that a request waits for an archive: a small one is ready by then.
 _ANSWER_WAIT_S = 0.5
 _RETRY_S = 1.0
 _MIB = 2**20
@@ -44,7 +45,7 @@ def unpack_s(size_bytes: int) -> float:
 
 
 class PackedEnvironment:
-    """An archive that is open: it can be read to its end even when it is dropped meanwhile. To be closed."""
+    """An open archive: it can be read to its end even if it is dropped meanwhile. The user must close it."""
 
     def __init__(self, environment_id: str, fd: int) -> None:
         """Takes the descriptor."""
@@ -83,8 +84,8 @@ class Archives:
     async def packed(self, environment: Environment) -> PackedEnvironment:
         """Returns the archive.
 
-        Raises ImageNotReady, with progress and a retry time, while it is made, which this begins; SpecUnsupported when
-        it is too large, SandboxFailure when it can't be made.
+        If it is missing, it is made in the background, and ImageNotReady is raised with progress and a retry time.
+        Raises SpecUnsupported when it is too large, SandboxFailure when it can't be made.
         """
         environment_id = environment.environment_id
         if not _ID.fullmatch(environment_id):
@@ -103,7 +104,7 @@ class Archives:
         )
 
     async def close(self) -> None:
-        """Ends what is under way, and waits for it. Idempotent."""
+        """Ends the packings that run, and waits for them. Idempotent."""
         for packing in self._packings.values():
             packing.walk.is_stopped = True
         await asyncio.gather(*(packing.task for packing in self._packings.values()), return_exceptions=True)
@@ -120,7 +121,7 @@ class Archives:
             progress = Progress("packing", packing.walk.done, packing.walk.total, "files")
             text = f"the packages are being packed for a machine of E2B: {progress}"
             raise ImageNotReady(text, retry_after_s=_RETRY_S, progress=progress)
-        self._packings.pop(environment_id, None)  # a failure is the answer once
+        self._packings.pop(environment_id, None)  # a failure is reported once
         packing.task.result()
         made = self._kept(environment_id)
         if made is None:
@@ -160,7 +161,7 @@ class Archives:
         """Blocks. Raises OSError, TooLarge, Stopped."""
         path = self._path(environment.environment_id)
         self._directory.mkdir(mode=0o700, exist_ok=True)
-        for left_over in self._directory.glob(".*"):  # by a daemon that was killed, as one is made at a time
+        for left_over in self._directory.glob(".*"):  # by a daemon that was killed: only one is made at a time
             left_over.unlink()
         temporary = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
         try:

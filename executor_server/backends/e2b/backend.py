@@ -129,7 +129,7 @@ class E2BBackend:
         environment = await self._environments.ready(spec, await self._target(spec))
         if environment is not None:
             with await self._archives.packed(environment):
-                pass  # made now, and one that is too large is refused now
+                pass  # made now, so that one that is too large is refused now
         return environment
 
     async def _target(self, spec: SandboxSpec) -> Target:
@@ -186,7 +186,7 @@ class E2BBackend:
             forget=self._forget,
             has_egress=spec.egress,
         )
-        self._live[sandbox.sandbox_id] = sandbox  # from here on it counts towards max_sandboxes
+        self._live[sandbox.sandbox_id] = sandbox  # now it counts towards max_sandboxes
         limit_s = _CREATION_REQUESTS * factory.cloud.access.request_timeout_s
         with self._creations.one(), ExitStack() as stack:
             try:

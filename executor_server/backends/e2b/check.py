@@ -1,6 +1,6 @@
 """check-host: tries the account and its templates, and reports what enforces each limit.
 
-The content of a template is visible in a sandbox of it only. So a sandbox of each is made, as a session's is, and
+A template's content is visible only inside a sandbox made from it. So a sandbox of each is made as for a session, and
 ended.
 """
 

@@ -1,8 +1,8 @@
 """Requests to E2B's cloud: the only file that knows its SDK.
 
 Every call ends with an answer or with an error of failures.py, by one table. The SDK raises its own exceptions, those
-of the three libraries below it, and for an answer that it can't read any exception of its code (KeyError,
-JSONDecodeError, a bare Exception); their texts come from the cloud. So a text leaves this file only after everything
+of the three libraries below it, and for an unreadable answer any exception (KeyError, JSONDecodeError, a bare
+Exception); their texts come from the cloud. So a text leaves this file only after everything
 that looks like a secret is removed from it, and the exceptions never leave it: their frames hold the key.
 
 The SDK gets the key with each call. It goes to the cloud's own interface, never to a sandbox: requests to a sandbox
@@ -100,7 +100,8 @@ class Machine:
         self._cloud = cloud
         self._sandbox = sandbox
         self.cloud_id = _checked(sandbox.sandbox_id)
-        # The SDK would read a message of any length into memory. Its library has a bound, for which it has no setting.
+        # The SDK would read a message of any length into memory. Its library has a bound, but the SDK has no setting
+        # for it.
         rpc: Any = getattr(sandbox.commands, "_rpc", None)
         if hasattr(rpc, "_read_max_bytes"):
             rpc._read_max_bytes = _MESSAGE_BYTES_MAX
@@ -108,7 +109,7 @@ class Machine:
     async def upload(self, path: str, data: bytes) -> None:
         """Makes the file and the directories above it, owned by root. Raises CloudFailure."""
         async with self._cloud.request(upload_s(len(data))):
-            # The SDK sends a file piece by piece; of bytes that it sends at once, its transport makes copies.
+            # The SDK sends a file object piece by piece. It sends bytes at once, and its transport copies them.
             content = data if len(data) <= _PIECE_BYTES else io.BytesIO(data)
             await self._sandbox.files.write(path, content, user=_ROOT, request_timeout=0)  # limited above
 
@@ -256,7 +257,7 @@ class Cloud:
             return _listed(await e2b.AsyncSandbox.get_info(cloud_id, **self._parameters()))
 
     async def pause(self, cloud_id: str) -> bool:
-        """Pauses it with all that is in its memory; False when it was not running. Raises Missing, CloudFailure.
+        """Pauses it and keeps its memory; False when it was not running. Raises Missing, CloudFailure.
 
         Raises Final when the cloud refuses: for this template or account it is not possible.
         """
@@ -295,9 +296,9 @@ class Cloud:
     async def translated(self) -> AsyncIterator[None]:
         """Surrounds calls of the SDK, and turns their exceptions into CloudFailure.
 
-        A cancellation that comes meanwhile is always raised: the SDK mistakes it for a timeout, and `asyncio.wait_for`,
-        which its HTTP client waits with, loses one that comes with the answer (before CPython 3.12). The task would go
-        on, and a loop that its owner has cancelled would never end.
+        A cancellation during the block is always raised. The SDK mistakes it for a timeout, and its HTTP client's
+        `asyncio.wait_for` loses one that comes with the answer (before CPython 3.12). The task would go on, and a loop
+        that its owner has cancelled would never end.
         """
         task = asyncio.current_task()
         assert task is not None

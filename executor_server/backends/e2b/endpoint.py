@@ -39,7 +39,7 @@ class RelayConnections:
 
     async def open(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:
         """Tries until it succeeds or is cancelled. Raises SandboxFailure when the guest does not exist any more."""
-        # Only a CloudFailure is retried, and that error is none.
+        # Only a CloudFailure is retried; that SandboxFailure is not one.
         await retry_until_cancelled(partial(self._try, make_protocol), unless=())
 
     async def _try(self, make_protocol: Callable[[], asyncio.Protocol]) -> None:

@@ -63,7 +63,7 @@ class GuestFile:
 
 @dataclass(frozen=True)
 class Additions:
-    """The parts of a sandbox that not every one has."""
+    """The optional parts of a sandbox."""
 
     ca_bundle: Path | None = None  # certificate authorities that programs are to trust in place of the template's
     environment: PackedEnvironment | None = None
@@ -181,7 +181,7 @@ def _config(
 
 
 def _memory_bytes(prepared: Prepared, spec: SandboxSpec) -> int:
-    """Returns the limit of memory; less than was granted in a small machine, before its kernel kills any process."""
+    """Returns the memory limit: in a small machine less than was granted, else its kernel would kill any process."""
     usable = prepared.memory_bytes - prepared.memory_bytes // _RESERVED
     if usable < spec.memory_bytes:
         _warn_of_memory(spec.image, spec.memory_bytes, usable)

@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-# The time of higher levels is not earned back: 6 takes three times as long as this one, for a tenth fewer bytes.
+# Higher levels do not pay off: 6 takes three times as long as this one, for a tenth fewer bytes.
 _COMPRESSION = 1
 
 
 class TooLarge(Exception):
-    """The archive has more bytes than it may."""
+    """The archive has too many bytes."""
 
 
 class Stopped(Exception):
@@ -90,7 +90,7 @@ def _below(directory: Path) -> Iterator[Path]:
 
 
 def _add(archive: tarfile.TarFile, path: Path, name: str) -> None:
-    """Adds one entry, as root's. Each name of a file with several is a file of its own."""
+    """Adds one entry, as root's. A file with several names becomes several files."""
     status = path.lstat()
     member = tarfile.TarInfo(name)
     member.mtime = int(status.st_mtime)

@@ -24,7 +24,7 @@ _log = structlog.get_logger(__name__)
 
 
 async def with_retries(request: Callable[[], Awaitable[T]]) -> T:
-    """Returns the first answer of a few attempts. Raises the CloudFailure of the last; at once when it is `Final`."""
+    """Returns the first answer of a few attempts. Raises the last CloudFailure, and a `Final` one at once."""
     for attempt, pause_s in enumerate(pauses_s(), start=1):
         try:
             return await request()
@@ -64,7 +64,7 @@ def asked_s(failure: CloudFailure) -> float:
 
 
 def pauses_s() -> Iterator[float]:
-    """Yields seconds to wait between attempts, without end: longer each time up to a bound, random for each daemon."""
+    """Yields seconds to wait between attempts, without end: longer each time up to a bound, and partly random."""
     pause_s = _FIRST_PAUSE_S
     while True:
         yield pause_s * random.uniform(0.5, 1.0)

@@ -84,7 +84,7 @@ class E2BSandbox(PassiveSandbox):
         self.sandbox_id = sandbox_id
         self.fingerprint = fingerprint
         self.cloud_id: str | None = None
-        self.may_exist = False  # in the cloud; while there is no id, the answer to a request to make it was lost
+        self.may_exist = False  # in the cloud; True without an id: a request to make it has no answer, perhaps for good
         self.is_complete = False  # its guest has been started in it
         self.is_paused = False
         self.is_missing = False  # by the cloud's last answer; its guest may still answer
@@ -244,7 +244,7 @@ class E2BSandbox(PassiveSandbox):
         """Ends the machine; after a failed creation, every machine that carries the sandbox's id.
 
         Answers may have been lost, so there may be several. And the cloud may have answered with the id of another
-        sandbox's machine, so the one that is known is ended only when its metadata name this sandbox.
+        sandbox's machine, so the known machine is ended only if its metadata name this sandbox.
         """
         if self.is_complete and self.cloud_id is not None:
             await with_retries(partial(end_at_cloud, self._cloud, self.cloud_id))

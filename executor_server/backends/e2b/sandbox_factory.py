@@ -1,4 +1,4 @@
-"""Makes sandboxes: a machine in the cloud, whose Python is examined once for each template, with a guest in it."""
+"""Makes sandboxes: creates a machine in the cloud, examines its template's Python once, and starts the guest in it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ USER_KEY = "executor-user"
 GUEST_KEY = "executor-guest"
 
 RETRY_FULL_S = 5.0
-"""Seconds after which a client may try again, when it is not known when there will be room."""
+"""Seconds after which a client may try again, if the time until there is room is unknown."""
 
 _TEMPLATE_HASH_CHARS = 16
 
@@ -59,7 +59,7 @@ class SandboxFactory:
     def fingerprint(self, spec: SandboxSpec, ca_bundle: Path | None, environment: Environment | None) -> str:
         """Contains the template's name: the cloud does not say from which build a sandbox was made.
 
-        `ca_bundle` are the certificate authorities that it gets; the path of another content is another one.
+        `ca_bundle` is the file of certificate authorities that it gets; its path changes with its content.
         """
         template = self.templates.of(spec.image).template
         template_hash = hashlib.sha256(template.encode()).hexdigest()[:_TEMPLATE_HASH_CHARS]
@@ -82,7 +82,7 @@ class SandboxFactory:
         has_egress: bool = False,
         guest_version: str | None = None,
     ) -> E2BSandbox:
-        """A sandbox without a machine; with the version of its guest, one that an earlier daemon made."""
+        """A sandbox without a machine yet. `guest_version` is for one that an earlier daemon made."""
         return E2BSandbox(
             sandbox_id,
             cloud=self.cloud,
@@ -97,7 +97,7 @@ class SandboxFactory:
         )
 
     async def build(self, sandbox: E2BSandbox, spec: SandboxSpec, additions: Additions = NOTHING_MORE) -> Prepared:
-        """Makes the machine, whose guest listens when this returns. Raises SandboxFailure; the caller destroys it."""
+        """Makes the machine; its guest listens when this returns. Raises SandboxFailure; the caller destroys it."""
         image = self.templates.of(spec.image)
         machine = await self._make_machine(sandbox, spec, image)
         try:

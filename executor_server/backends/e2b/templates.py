@@ -1,7 +1,7 @@
-"""Templates by the names of their images: the configured ones, and the Python that is in them.
+"""Templates by the names of their images: the configured ones, and the Python in them.
 
-The content of a template is visible in a sandbox of it only. So the first sandbox of each is examined before the guest
-is started; an unusable template is remembered for a while, since each attempt costs a sandbox.
+A template's content is visible only inside a sandbox made from it. So the first sandbox of each is examined before the
+guest is started; an unusable template is remembered for a while, since each attempt costs a sandbox.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class NoAnswer(CloudFailure):
 
 
 class Templates:
-    """The configured templates. They raise ImageNotReady, which names no more than a client may know."""
+    """The configured templates. They raise ImageNotReady, whose text a client may see."""
 
     def __init__(self, configured: Mapping[str, E2BImage]) -> None:
         self._configured = dict(configured)
@@ -84,7 +84,7 @@ class Templates:
         return self._configured[image]
 
     async def prepared(self, image: str, machine: Machine) -> Prepared:
-        """Describes the image by `machine`, a sandbox of it. Raises ImageNotReady, CloudFailure."""
+        """Describes the image by means of `machine`, a sandbox made from it. Raises ImageNotReady, CloudFailure."""
         known = self._prepared.get(image)
         if known is None:
             try:

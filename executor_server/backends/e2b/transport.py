@@ -5,8 +5,8 @@ and the guest's socket. This is the daemon's end of it. Output comes by a callba
 pauses makes the cloud wait. Input goes out in one request after another; a request whose answer was lost is sent again,
 which is harmless since the relay ignores lines that it has seen.
 
-The transport promises the same as a socket: bytes in order, or its end, reported once. It trusts no input: a line that
-is not the next one ends it. The channel above connects again and recovers whatever was lost. The transport must never
+The transport promises the same as a socket: bytes in order, or its end, reported once. It trusts no input: a line out
+of order ends the connection. The channel above connects again and recovers whatever was lost. The transport must never
 know what it carries.
 """
 
@@ -206,7 +206,7 @@ class CommandTransport(asyncio.Transport):
                 self._protocol.pause_writing()
 
     async def _send_forever(self, command: RelayCommand) -> None:
-        # Not `while True`: a request that ends in the moment of the cancellation swallows it, and the task must end.
+        # Not `while True`: a request that ends at the moment of the cancellation swallows it, and the task must end.
         while not self._closed:
             await self._more.wait()
             piece = bytes(self._buffer[:_REQUEST_BYTES])

@@ -4,7 +4,7 @@ It works for root and for an ordinary user; `check_host` reports, and `start` re
 These walls confine a sandbox, from outside in: a host user of its own (under root's daemon; else the daemon's user),
 namespaces of every kind, no network, a file system of its own (layout.py), a control group or else resource limits
 (cgroups.py), no capabilities, no new privileges, and a filter of system calls (seccomp_program.py). bwrap_process.py
-puts them up in order; where the policy allows it, a sandbox is forked behind the same walls instead (fork server/).
+puts them up in order; where the policy allows it, a sandbox is forked behind the same walls instead (fork_server/).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ DEFAULT_IMAGE = "base"
 # Below the state directory: a directory for each sandbox, and the files that all of them mount.
 _SANDBOXES, _RUNTIME = "sandboxes", "runtime"
 _SWEEP_TIMEOUT_S = 30.0
-# Place of the first user of a sandbox in the range of host users.
+# Index of the first user of a sandbox in the range of host users.
 _FIRST_USER = 128
 
 _log = structlog.get_logger(__name__)
@@ -114,8 +114,8 @@ class LocalBackend:
             directory.release()
             raise
         # The first user is the examination's: at the next start it must not be that of an adopted sandbox. The second
-        # owns what build sandboxes write, and so is the same for every daemon. The others until _FIRST_USER are fork
-        # servers'.
+        # owns what build sandboxes write, and so is the same for every daemon. The others below _FIRST_USER are
+        # for fork servers.
         users, build_uid = (HostUsers(found.uids[_FIRST_USER:]), found.uids[1]) if found.uids else (None, None)
         images = dict(found.resources.images)
         fork_servers = ForkServers(self._state_dir, _fork_server_users(found.uids))
@@ -159,7 +159,7 @@ class LocalBackend:
             return await self._make(capabilities, plan, _next_user(capabilities))
 
     async def keep_fork_servers(self, specs: Sequence[SandboxSpec]) -> Sequence[SandboxSpec]:
-        """Runs fork servers for sandboxes of these specs and no others; of too many specs, the first get one.
+        """Runs fork servers for sandboxes of these specs and no others; if there are too many, the first ones get one.
 
         Specs for other backends and specs whose image can't be used now get none.
 
@@ -272,7 +272,7 @@ class LocalBackend:
         return sandbox
 
     def _recover(self, capabilities: _HostCapabilities, tokens: Mapping[str, bytes]) -> list[LocalSandbox]:
-        """Returns the sandboxes that have a directory and are not known yet; they are known, and their users taken."""
+        """Returns the sandboxes that have a directory and were unknown; now they are known and their users taken."""
         known = {sandbox.sandbox_id for sandbox in self._live}
         forget = self._forgetting(capabilities.users)
         try:
@@ -296,7 +296,7 @@ class LocalBackend:
         return forget
 
     async def _remove(self, capabilities: _HostCapabilities, sandboxes: Sequence[LocalSandbox]) -> int:
-        """Destroys these, and control groups of no sandbox; returns how many. Tries all before it raises."""
+        """Destroys these, and control groups without a sandbox; returns their number. Tries all before it raises."""
         deadline = asyncio.get_running_loop().time() + _SWEEP_TIMEOUT_S
         results = await asyncio.gather(*(sandbox.destroy() for sandbox in sandboxes), return_exceptions=True)
         # After the sandboxes: one that a killed daemon was making may have a group that no record names yet.

@@ -36,7 +36,7 @@ def find_bwrap(configured: Path | None = None) -> Bwrap:
 
 
 def _candidates() -> Iterator[Path]:
-    # A daemon may be started with a poor PATH; the default one covers where distributions put it.
+    # A daemon may be started with a short PATH; the default one covers the places where distributions install it.
     found = shutil.which("bwrap") or shutil.which("bwrap", path=os.defpath)
     if found:
         yield Path(found)

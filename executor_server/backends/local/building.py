@@ -73,7 +73,7 @@ async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, fork_
                 fork_servers.note_fallback(fallback)
                 _forget_fork(sandbox, plan.spec)
                 if sandbox.cgroup is not None and sandbox.cgroup.oom_kills():
-                    # Else a program of the sandbox that comes now would be taken for the one that the kernel killed.
+                    # Otherwise a program of the new sandbox would be taken for the one that the kernel killed.
                     await sandbox.cgroup.remove(asyncio.get_running_loop().time() + _CREATE_TIMEOUT_S)
                     cpu_fd = _make_group(sandbox, plan, daemon_id, stack)
             else:
@@ -147,7 +147,7 @@ async def _fork(
 
 
 def _forget_fork(sandbox: LocalSandbox, spec: SandboxSpec) -> None:
-    """Removes what a fork that came to nothing leaves, so that bubblewrap can begin."""
+    """Removes what a failed fork left behind, so that bubblewrap can begin."""
     sandbox.process = None
     remove_record(sandbox.directory)
     if sandbox.cgroup is not None:

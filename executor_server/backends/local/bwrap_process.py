@@ -1,7 +1,7 @@
 """One bubblewrap process: starts it, confines the sandbox from outside while it waits, releases, kills and reaps it.
 
-Setting the sandbox's limits and recording that it exists is done from outside. It must be complete before it runs
-anything, so bubblewrap builds the file system and waits (--block-fd) before it executes the command. Who runs it?
+The daemon sets the sandbox's limits and writes its record from outside. Both must be complete before the sandbox runs
+anything, so bubblewrap builds the file system and waits (--block-fd) before it executes the command. Its own user:
 
 - As an ordinary user it makes the user namespace, and maps our own user to the sandbox's.
 - As root it must not do so: the program would run as the host's user 0, who owns /proc/sys even without any capability.
@@ -14,7 +14,8 @@ anything, so bubblewrap builds the file system and waits (--block-fd) before it 
 Bubblewrap itself stays as the parent of the sandbox's first process and ends with it. Killing that first process kills
 everything in its process namespace; a sandbox ends in this way, not by a list of processes.
 
-Neither needs the daemon after the release: no pipe leads back here, and no signal is sent when the daemon dies.
+Neither of the two processes needs the daemon after the release: no pipe leads back here, and no signal is sent when the
+daemon dies.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class SandboxProcess(Protocol):
 
 @dataclass
 class BwrapProcess:
-    """A bubblewrap that waits for the release and then runs a sandbox; the wait makes its first process known.
+    """A bubblewrap that waits for the release and then runs a sandbox; during the wait it names the first process.
 
     Implements `SandboxProcess`.
     """
@@ -92,7 +93,7 @@ class BwrapProcess:
         on_held: Callable[[int], None],
         deadline: float,
     ) -> None:
-        """Learns the first process, confines it and releases it.
+        """Learns the first process's id, confines the process and releases it.
 
         `on_held` gets the first process's id. Raises SandboxFailure; the caller then kills it.
         """

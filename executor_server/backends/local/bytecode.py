@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_ENTRIES = 20_000
-"""Entries of one directory that are looked at; an environment has a few hundred."""
+"""Entries of one directory that are examined; an environment has a few hundred."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def _packages(directory: Path) -> list[str]:
     try:
         with os.scandir(directory) as entries:
             names = [entry.name for _, entry in zip(range(MAX_ENTRIES), entries, strict=False) if entry.is_dir()]
-    except OSError:  # not every directory that an interpreter names is there
+    except OSError:  # not every directory that an interpreter names exists
         return []
     return sorted(name for name in names if name.isidentifier() and _has_code(directory / name / "__init__.py"))
 

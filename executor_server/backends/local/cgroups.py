@@ -14,8 +14,9 @@ Invariants, and what each prevents:
   user could not write to them on the host either. A group that it could leave or change would be no limit.
 - The name carries the daemon's id, so that a group whose daemon was killed before it could record anything is found and
   removed by the next daemon of the state directory, and groups of other daemons are left alone.
-- A group is killed until it is empty, never once. A fork bomb may be in the middle of a fork when it is killed, and the
-  child appears afterwards. And a killed process stays in the group until its parent reaps it; `rmdir` fails until then.
+- A group is killed until it is empty, never only once. A fork bomb may be in the middle of a fork when it is killed, and
+  the child appears afterwards. And a killed process stays in the group until its parent reaps it; `rmdir` fails until
+  then.
 
 The two versions. Version 1 has a tree for each kind of limit, and any group may hold both processes and groups. Version
 2 has one tree and a rule (no internal processes): a group that holds processes may not limit its children. So the
@@ -64,7 +65,7 @@ class CgroupTrees:
 
     version: int
     parents: dict[str, Path]  # controller -> directory; in version 2 all the same
-    has_quotas: bool = True  # False for a kernel that was built without limits of processor time
+    has_quotas: bool = True  # False for a kernel without limits of processor time
 
     def name(self, daemon_id: str, sandbox_id: str) -> str:
         return f"{_PREFIX}-{daemon_id}-{sandbox_id}"
@@ -187,7 +188,7 @@ class Cgroup:
         return ["/bin/sh", "-c", f'set -e; {moves}shift {len(files)}; exec "$@"', "sh", *files, *command]
 
     def open_entrances(self) -> list[int]:
-        """Opens files with which a process that receives them moves itself in; see `enter_and_run`.
+        """Opens files through which a process that receives them moves itself into the group; see `enter_and_run`.
 
         The kernel checks the rights of the process that opened them. Raises OSError.
         """
@@ -222,7 +223,7 @@ class Cgroup:
             return None
         try:
             return os.open(directory / ("cpu.stat" if self.version == 2 else "cpuacct.usage"), os.O_RDONLY)
-        except FileNotFoundError:  # a kernel that was built without
+        except FileNotFoundError:  # a kernel built without it
             return None
 
     def oom_kills(self) -> int | None:
@@ -265,8 +266,8 @@ def _kill_all(directory: Path) -> None:
     `cgroup.kill` is atomic: the kernel also kills children that are forked meanwhile. The list of process ids is not: a
     fork bomb may outrun it, and a process may end and its id be used again before the signal. The window is a few
     microseconds, and no better way exists before Linux 5.14 and in version 1. In practice the sandbox's first process
-    has been killed before, and with it its whole process namespace; this is for a sandbox that was interrupted while it
-    was made.
+    has been killed before, and with it its whole process namespace; this is for a sandbox whose creation was
+    interrupted.
     """
     with contextlib.suppress(OSError):  # before Linux 5.14, and in version 1, there is no such file
         (directory / "cgroup.kill").write_text("1")

@@ -23,7 +23,7 @@ async def wait_readable(fd: int, deadline: float) -> bool:
 
 
 async def wait_readable_too(fd: int, deadline: float) -> bool:
-    """Waits on a duplicate: another task may wait for `fd`, or close it, and the loop has one waiter for each."""
+    """Waits on a duplicate: another task may wait for `fd`, or close it, and the loop allows one waiter each."""
     own = os.dup(fd)
     try:
         return await wait_readable(own, deadline)

@@ -1,7 +1,7 @@
-"""The files of sandboxes with a network: those of all others, with the certificate authorities of the egress proxy.
+"""The files of sandboxes with a network: those of all sandboxes, and the egress proxy's certificate authorities.
 
 The authorities lie in another /etc, which is mounted in place of the one that sandboxes without a network have. So
-neither kind has a mount more than before, and those without a network have no such file.
+neither kind needs one more mount, and sandboxes without a network have no such file.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class EgressFiles:
         self._made: dict[tuple[Path, Path], Path] = {}  # by the bundle and the directory that it is made in
 
     async def added_to(self, resources: Resources) -> Resources:
-        """Returns what sandboxes with a network are made of. Raises SandboxFailure when there is no egress proxy."""
+        """Returns the resources of sandboxes with a network. Raises SandboxFailure when there is no egress proxy."""
         bundle, directory = await ca_bundle_of(self._bundle), resources.layout.etc.parent
         if (bundle, directory) not in self._made:
             try:

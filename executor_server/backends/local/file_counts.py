@@ -1,12 +1,14 @@
-"""Limits that bubblewrap has no option for: the number of files and terminals (the machine has some
-thousand). Under an ordinary user's daemon, whose sandboxes share that user, also instances of inotify.
+"""Sets limits that bubblewrap has no option for: on files, on terminals and, for some daemons, on inotify.
+
+The machine has some thousand terminals. Inotify is limited under an ordinary user's daemon, whose sandboxes share that
+user.
 
 Each file, directory or link in a file system in memory takes kernel memory in addition to its content, which a size
-limit does not count. tmpfs accepts a number of inodes, also after it is mounted. So a sandbox's file systems are
+limit does not count. tmpfs accepts a limit on inodes even after it is mounted. So a sandbox's file systems are
 reconfigured from outside, once they are mounted and before anything is sent to the guest: programs then get ENOSPC.
 
 The kernel reconfigures a mount only for a process that may mount there. Root may, in any sandbox. An ordinary user may
-in the namespaces of its own sandbox, and only a process of one thread can enter those, so this file is run as one:
+in the namespaces of its own sandbox, and only a single-threaded process can enter those, so this file is run as one:
 `python -I -S file_counts.py PID MAX_FILES`. It imports no other module of ours.
 """
 
@@ -19,7 +21,7 @@ import subprocess
 import sys
 
 _FILE_SYSTEMS = ("workspace", "tmp", "dev/shm")
-# Options that a reconfiguration does not name get the kernel's default: those of bubblewrap again.
+# A reconfiguration resets other options to the kernel's defaults, so bubblewrap's modes are repeated.
 _TERMINALS = {b"max": "64", b"mode": "620", b"ptmxmode": "0666"}
 _WATCHERS = {"max_inotify_instances": b"16", "max_inotify_watches": b"8192"}
 _TIMEOUT_S = 10.0

@@ -76,7 +76,7 @@ class Examination(Findings):
 async def examine_host(
     runtime_dir: Path, images: Mapping[str, LocalImage], bwrap: Path | None, uid_base: int | None
 ) -> Examination:
-    """Tries everything that a sandbox needs, and makes a small one of each image."""
+    """Tries everything that a sandbox needs, and makes a small one from each image."""
     found = Examination()
     cgroups = await asyncio.to_thread(_try_cgroups)
     parts = await asyncio.to_thread(_find_parts, found, images, bwrap, counts_sockets=isinstance(cgroups, CgroupTrees))

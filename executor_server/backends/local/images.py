@@ -30,10 +30,10 @@ _PYTHONS = ("bin/python", "bin/python3")  # in an environment's folder
 # Mounting one of these would show a sandbox what it must not see; an interpreter with such a prefix is a mistake.
 _NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/etc", "/tmp", "/run", "/opt", "/srv"))
 
-# Packages can bring `.pth` files, whose lines run whenever `site` adds their directory: with -S it does not by itself,
-# and here only its part is called that finds the prefix of a virtual environment. Nothing that was installed there runs
-# on the host. The modules in C come with Python; they are imported to see which libraries come with them, from wherever
-# the linker finds them.
+# Packages can bring `.pth` files, whose lines run whenever `site` adds their directory. With -S it does not add them,
+# and this program calls only the part of `site` that finds the prefix of a virtual environment. So no installed package
+# runs on the host. The C modules are Python's own; importing them shows which libraries the linker loads, and where
+# from.
 _PROBE = """\
 import importlib, json, site, sys
 site.addsitedir = lambda *args, **options: None
@@ -61,7 +61,7 @@ class Image:
     links: tuple[tuple[Path, str], ...]  # symbolic links outside of them, on the path to the interpreter
     preload: tuple[str, ...]  # modules that a sandbox imports ahead
     telltales: tuple[Path, ...]  # files and folders that change when the environment does
-    identity: str  # a hash of their state when the interpreter was asked
+    identity: str  # a hash of their state when the interpreter was probed
 
     @property
     def packages(self) -> tuple[Path, ...]:
@@ -86,7 +86,7 @@ def probe_image(name: str, path: Path, preload: tuple[str, ...] = ()) -> Image:
         telltales = (python, prefixes[0] / "pyvenv.cfg", *(Path(place) for place in described["packages"]))
         assert len(telltales) - len(described["packages"]) == _TELLTALES_BEFORE_PACKAGES
         libraries = [Path(str(path)).parent for path in described.get("libraries", ())]
-        # They may lie outside of every prefix: Debian's own Python, of /usr, has what pip installs in /usr/local.
+        # They may lie outside of every prefix: Debian's own Python, in /usr, has pip's packages in /usr/local.
         packages = [place for place in map(Path, described["packages"]) if place.is_dir()]
     except UnusablePython as error:
         raise SandboxFailure(f"image {name}: {python} {error}") from error
@@ -141,7 +141,7 @@ def _describe(name: str, python: Path) -> dict[str, Any]:
 def _directories(name: str, prefixes: Iterable[Path], others: Iterable[Path]) -> tuple[Path, ...]:
     """Returns the prefixes and their resolved paths, each once, none inside another or inside the system's.
 
-    With them come other directories that the interpreter needs: of its packages, and of libraries that it is linked to.
+    `others` are further directories that the interpreter needs: those of its packages and of its libraries.
     """
     wanted = {place for prefix in prefixes for place in (prefix, prefix.resolve())} - {SYSTEM_PREFIX}
     for prefix in wanted:

@@ -2,8 +2,8 @@
 
 Each sandbox has a directory of its own that only the daemon's user can enter. It holds the socket of the guest and a
 record: the sandbox's first process and bubblewrap's, if that made it, with their start times (process ids are reused),
-its control groups, its user and its fingerprint. The record is written before the
-sandbox runs anything, so a sandbox without a complete record never ran.
+its control groups, its user and its fingerprint. The record is written before the sandbox
+runs anything, so a sandbox without a complete record never ran.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Record:
     monitor: ProcessRecord | None  # bubblewrap, the parent of the first; None for a sandbox of a fork server
     host_uid: int | None
     cgroup: Cgroup | None
-    fork_server: str = ""  # id of the fork server whose first process the sandbox ends with
+    fork_server: str = ""  # id of its fork server; the sandbox ends with that one's first process
 
 
 def write_record(directory: Path, record: Record) -> None:

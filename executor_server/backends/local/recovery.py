@@ -1,4 +1,4 @@
-"""Finds a sandbox that an earlier daemon made by its directory, to be taken over or destroyed like any other.
+"""Finds an earlier daemon's sandbox through its directory, to be taken over or destroyed like any other.
 
 Its processes are not our children, so their ids may be used again at any time. The race: a process ends between the
 comparison with the record and the kill, and another one gets its id. So a pidfd is opened first and the record compared

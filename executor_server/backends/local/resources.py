@@ -69,7 +69,7 @@ class Resources:
         pass_fds: Sequence[int] = (),
         stdout: int = subprocess.DEVNULL,
     ) -> BwrapProcess:
-        """Starts a sandbox that waits to be confined and released. `mounts` come on top of those of every one."""
+        """Starts a sandbox that waits to be confined and released. `mounts` are in addition to every sandbox's."""
         arguments = self.layout.arguments(image, spec, mounts)
         return start_bwrap(
             self.bwrap.path,

@@ -3,7 +3,8 @@
 The object exists before the sandbox does. Each step of `LocalBackend.create` adds the resource that it acquired, and
 `destroy` releases those that are there, in the opposite order. So a creation that fails or is cancelled halfway ends by
 the same path as a session: first the processes, then their control group, then the directory whose record would lead
-another daemon to them, and last the host user, which must not be given to another sandbox while a process of it runs.
+another daemon to them, and last the host user, which must not be given to another sandbox while one of its processes
+runs.
 """
 
 from __future__ import annotations
@@ -99,6 +100,6 @@ class LocalSandbox(PassiveSandbox):
             await self.process.kill_and_reap(deadline)
         if self.cgroup is not None:
             await self.cgroup.remove(deadline)
-        await asyncio.to_thread(remove_sandbox_directory, self.directory)  # milliseconds of the file system's
+        await asyncio.to_thread(remove_sandbox_directory, self.directory)  # takes milliseconds
         self.forget(self)
         _log.debug("sandbox_destroyed", sandbox_id=self.sandbox_id)

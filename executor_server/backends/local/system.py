@@ -2,14 +2,14 @@
 
 A sandbox needs the system for Python: shared libraries, time zones, fonts, terminal descriptions. Programs that agents
 write also run `sh`, `ls`, `grep`, `tar` or `git`, so those are there, and editors for people who have a terminal in a
-session; compilers, database servers, administration tools and all else that a host has installed are not, nor is
-anything of /usr/local. The network clients are `curl` and `git`, which use the variables for the egress proxy: if a
+session. Compilers, database servers, administration tools and everything else on the host are missing, as is
+/usr/local. The network clients are `curl` and `git`, which use the variables for the egress proxy: if a
 session has a network, agents expect them, and otherwise they reach nothing. Others (ssh, nc, dig) could reach nothing
 in either case, and wget verifies with its own list of CAs. The tools are copied into one directory, because a mount for
 each of a hundred files would double the time to make a sandbox. All sandboxes share it, with a network or without.
 
-A program can read in /proc/self/mountinfo at which path of the host a mounted file lies. So the daemon keeps the files
-that sandboxes mount at paths that say nothing about the host or its users, where it has any such path.
+A program can read the host's path of a mounted file in /proc/self/mountinfo. So the daemon keeps the files that
+sandboxes mount at paths that reveal nothing about the host or its users, if it has such a path.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ SHOWN_DIRECTORIES = tuple(
 """Directories that every sandbox sees, read-only and as they are on the host. Not all of them are on every host."""
 
 TOOL_DIRECTORIES = (Path("/usr/bin"), Path("/bin"))
-"""Directories of the tools, inside; the host's are their source."""
+"""Directories of the tools inside a sandbox; the tools come from the host's."""
 
 SYSTEM_PREFIX = Path("/usr")
 """The prefix of the system's own Python, which has its parts in the directories above."""
@@ -64,7 +64,7 @@ OTHER_TOOLS = _names(
 )
 """Tools of sandboxes on hosts that have them."""
 
-# By any name: virtual environments are made of it. Not its tools, such as python3-config.
+# Python by any name, since virtual environments are made from it; not its tools, such as python3-config.
 _PYTHON = re.compile(r"python([0-9.]+)?")
 _SOURCES = (*TOOL_DIRECTORIES, Path("/usr/sbin"), Path("/sbin"))
 _MAX_TOOL_BYTES = 64 * 1024 * 1024
@@ -129,7 +129,7 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 def _copy_tools(made: Path, found: Mapping[str, Path]) -> None:
-    """Copies each file once and links its other names; without the bits that would run it as another user."""
+    """Copies each file once and links its other names. The copies lack the bits that would run them as another user."""
     copies: dict[Path, Path] = {}
     for name, real in sorted(found.items()):
         if real in copies:

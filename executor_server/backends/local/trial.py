@@ -34,7 +34,7 @@ async def run_python(
 ) -> tuple[bytes, str]:
     """Runs `code` in a fresh sandbox as a guest would run it, destroys the sandbox, and returns its stdout and stderr.
 
-    The cgroup stays the caller's. Raises SandboxFailure when there is no sandbox to run it in.
+    The cgroup stays the caller's. Raises SandboxFailure when no sandbox can be made.
     """
     deadline = asyncio.get_running_loop().time() + timeout_s
     source = code if host_uid is None else _DROP + code

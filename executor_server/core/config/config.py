@@ -154,7 +154,7 @@ class SessionsSection(Section):
 
     @property
     def ping_interval_s(self) -> float:
-        """Seconds of silence after which a sandbox is sent a ping: several pings fit into either time."""
+        """Seconds of silence after which a sandbox gets a ping. Several pings fit into either time."""
         return min(self.silence_s / 6, self.orphan_time_s / 4)
 
 
@@ -203,7 +203,7 @@ class TracingSection(Section):
     service_name: Name = "remote-executor"
     """The name of the service in its spans."""
     sample_ratio: Annotated[float, Field(strict=True, ge=0, le=1, allow_inf_nan=False)] = 1.0
-    """The recorded part of traces that begin here. The client decides about traces that it begins."""
+    """The fraction of traces recorded, for traces that begin here. The client decides about those that it begins."""
 
 
 class LogSection(Section):
@@ -253,7 +253,7 @@ class Config(Section):
 
     @property
     def unasked_addresses(self) -> frozenset[str]:
-        """The addresses that are defaults: the daemon does without one that is taken, as long as there is another."""
+        """The default addresses. If one is taken, the daemon starts without it, as long as another remains."""
         return frozenset({self._own_socket, DEFAULT_TCP_ADDRESS}) - frozenset(self.server.listen)
 
     @property
@@ -303,5 +303,5 @@ def _toml_key(key: str) -> str:
 
 
 def _toml_value(value: object) -> str:
-    """JSON's strings, numbers, booleans and arrays of them are TOML's too; DEL alone must be escaped there."""
+    """JSON's strings, numbers, booleans and arrays of them are valid TOML, except that DEL must be escaped."""
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

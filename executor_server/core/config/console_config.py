@@ -24,8 +24,8 @@ class ConsoleSection(Section):
     daemon_tls_ca: AbsolutePath | None = None
     """The CA of the daemon's certificate (PEM). Not set: for a daemon on another machine, the system's CAs."""
     token_file: AbsolutePath | None = None
-    """The file with the token of the console, which only its user may read. Everyone who signs in may do what it
-    allows. Not set: the token in the state directory, an admin's."""
+    """The file with the console's token; only its user may read the file. Everyone who signs in has the token's rights.
+    Not set: the token in the state directory, which is an admin's."""
     actions: bool = False
     """Lets people act: decide approvals, end sessions, drain, reload. Without it the console only shows."""
     hosts: Annotated[

@@ -92,7 +92,7 @@ class EnvironmentsSection(Section):
     """The folder for environments and downloaded wheels, on one file system. Not set: `environments` in the state
     directory."""
     max_bytes: Bytes = 20 * GIB
-    """Bytes of that folder. The least recently used environments and wheels are removed, none that is in use."""
+    """Bytes of that folder. The least recently used environments and wheels are removed, except those in use."""
     build_timeout_s: Seconds = 600.0
     """Seconds that building one environment may take."""
     max_archive_bytes: Annotated[int, WrittenSize, Field(strict=True, gt=0, le=GIB)] = 256 * MIB
@@ -107,7 +107,7 @@ class EnvironmentsSection(Section):
 
     @property
     def has_own_index(self) -> bool:
-        """True when an operator has chosen what the index has, so that all of it may be allowed."""
+        """True when the operator chose the contents of the index, so that all of it may be allowed."""
         return self.index_url is not None and _host_of_url(self.index_url).host != PUBLIC_INDEX_HOST
 
     def directory_in(self, state_dir: Path) -> Path:

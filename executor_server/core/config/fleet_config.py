@@ -56,8 +56,7 @@ class FleetSection(Section):
     fence_s: Seconds = 10.0
     """Seconds beyond `lease_s` without an answer of the front after which a node ends its sessions."""
     wrong_retry_s: Seconds = 30.0
-    """Seconds before the front tries a node again that sent something wrong. They double each time, up to twenty
-    times."""
+    """Seconds before the front retries a node that sent something wrong. They double each time, up to twenty times."""
     # -- of a node
     listen: _TcpAddress | None = None
     """The address at which the node serves its front, `HOST:PORT`."""

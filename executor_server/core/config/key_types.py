@@ -34,7 +34,7 @@ class ConfigError(Exception):
 
 
 class Section(BaseModel):
-    """A table of settings: frozen, and without unknown keys, which would be wishes that are not obeyed."""
+    """A table of settings: frozen, and without unknown keys, which would be settings without effect."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", use_attribute_docstrings=True)
 
@@ -46,7 +46,7 @@ def is_name(text: str) -> bool:
 
 @dataclass(frozen=True)
 class Form:
-    """A validator that can say what it asks for, in its error and in the generated documentation."""
+    """A validator that can say what it requires, in its error and in the generated documentation."""
 
     text: str
     is_right: Callable[[Any], bool]

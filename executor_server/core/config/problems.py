@@ -148,7 +148,7 @@ def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
 
 
 def _is_aftermath(problem: Problem, removed: Set[KeyPath], around: Set[KeyPath]) -> bool:
-    """True when a problem may come from a removed value, of it or around it, whose own problem is reported already."""
+    """True if a problem at or around a removed value may come from the removal: the value's own is reported already."""
     return any(
         path in around or any(path[:depth] in removed for depth in range(1, len(path) + 1))
         for path in (problem.path, *problem.also)

@@ -4,8 +4,8 @@ It contains `lock` (held by the daemon as long as it lives), `token` (the bearer
 themselves), `tokens.json` (the tokens of tenants), `executor.sock` and `peers.sock` (the local sockets), `registry.db`
 and `journals/` (from which a later daemon recovers the sessions), `usage.db` (the tenants' usage in the last hour),
 `ended.db` (sessions that ended), `state.key` (which signs the states of sessions), `states/` (states that are being
-exported or restored), `recordings/` (of sessions), `node/` (what a node of a fleet must remember, and what it has from
-its front), and `sandboxes/` (the backend's).
+exported or restored), `recordings/` (of sessions), `node/` (the memory of a fleet node, and files from its
+front), and `sandboxes/` (the backend's).
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class AlreadyRunning(StateDirError):
 
 
 def default_state_dir(environ: Mapping[str, str] = os.environ) -> Path:
-    """Returns the directory in which the clients of a user find the daemon unless another is named."""
+    """Returns the directory where a user's clients look for the daemon unless they name another."""
     if chosen := environ.get("EXECUTOR_STATE_DIR"):
         return Path(chosen).absolute()
     state_home = environ.get("XDG_STATE_HOME") or "~/.local/state"

@@ -1,6 +1,6 @@
-"""Shares what is scarce among tenants: places, processors, and the reading of what guests send.
+"""Shares scarce resources among tenants: places, processors, and the reading of data from guests.
 
-It must not know sessions or backends; what it divides is handed in as numbers and callbacks.
+It must not know sessions or backends: callers pass in numbers and callbacks.
 """
 
 from executor_server.core.fairness.cpu_shares import CpuShares

@@ -70,7 +70,7 @@ class CpuShares(Observer):
             self._even_out_soon()
 
     def even_out(self) -> None:
-        """Sets the share of every sandbox that should have another one by now."""
+        """Sets the share of every sandbox whose share is out of date."""
         self._evening_out = None
         for sandboxes in self._tenants.values():
             share, idle_share = 1 / max(1, _busy(sandboxes)), 1 / len(sandboxes)

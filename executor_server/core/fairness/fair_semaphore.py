@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from executor_server.core import Reason, ResourceExhausted
 
-# Waiting requests per tenant; a caller of all tenants together is bounded by the RPC layer.
+# Waiting requests per tenant; the RPC layer bounds those of all tenants together.
 MAX_WAITING = 256
 RETRY_S = 2.0
 

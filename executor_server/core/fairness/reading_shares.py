@@ -36,7 +36,7 @@ class ReadingShares:
         self._window: asyncio.TimerHandle | None = None
 
     def note(self, tenant: str, channel: Reading, size_bytes: int, now_s: float) -> None:
-        """Counts bytes that were read, and suspends the channel when its tenant is over. `now_s` is monotonic."""
+        """Counts read bytes, and suspends the channel when its tenant is over its share. `now_s` is monotonic."""
         self._heard_s[tenant] = now_s
         read_bytes = self._read_bytes.get(tenant, 0) + size_bytes
         self._read_bytes[tenant] = read_bytes

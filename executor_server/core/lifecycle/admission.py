@@ -45,13 +45,13 @@ class AdmissionController:
     async def session(self, principal: Principal, request_id: str, spec: SessionSpec) -> Callable[[], None]:
         """Asked before a session is made. Returns a function that releases what was reserved.
 
-        That must be called once, when the session has been observed or could not be made.
+        The function must be called once, after the observers know the session or after its creation failed.
         """
         return nothing_reserved
 
     @asynccontextmanager
     async def creation_turn(self, tenant: str) -> AsyncIterator[None]:
-        """Waits until the tenant may have a sandbox made."""
+        """Waits until the tenant may create a sandbox."""
         yield
 
     async def execution(
@@ -61,7 +61,7 @@ class AdmissionController:
         return nothing_reserved
 
     def network_window(self, session: SessionFacts) -> int | None:
-        """Returns the bytes that a session may move from here on, until it asks again; None: as many as it likes."""
+        """Returns the bytes that a session may move until its next call of this; None: no limit."""
         return None
 
     def tool_call(self, session: SessionFacts, execution_id: str, call: ToolCall) -> None:
@@ -104,4 +104,4 @@ class AdmissionController:
         """Asked before bytes go to the input of a process."""
 
     async def action(self, session: SessionFacts, kind: str, facts: Mapping[str, str | int | bool]) -> None:
-        """Asked before an action without further rules: its kind and facts are those of its record."""
+        """Asked before an action that has no rules of its own; its kind and facts are those of its record."""

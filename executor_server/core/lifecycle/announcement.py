@@ -13,7 +13,7 @@ _log = structlog.get_logger(__name__)
 
 
 def announce(listening: Sequence[str], own_state: StateDir) -> None:
-    """Writes the addresses for a person, or a program that waits: their sockets accept calls from here on."""
+    """Writes the addresses for a person or a waiting program, once their sockets accept calls."""
     token = f"; the token is in {own_state.token_path}" if own_state.token_path.exists() else ""  # a node has none
     sys.stdout.write(f"executor-server listens on {' and '.join(listening)}{token}\n")
     sys.stdout.flush()

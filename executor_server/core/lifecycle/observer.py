@@ -130,7 +130,7 @@ class Observers(Observer):
 
 
 def pass_on(to: T, kind: type[T], observers: Sequence[T]) -> None:
-    """Gives `to` the methods of `kind`, each of which calls that of every observer that has its own, in order."""
+    """Sets each method of `kind` on `to`: it calls the method of every observer that overrides it, in order."""
     for name, inherited in vars(kind).items():
         if not name.startswith("_"):
             own = [each for each in observers if getattr(type(each), name) is not inherited or name in vars(each)]

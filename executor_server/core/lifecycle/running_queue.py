@@ -1,6 +1,7 @@
 """The running queue: the executions of a session run one after the other, in the order in which they began.
 
-For observers that hear when executions begin and end and must know which of them run. Keeps one value for each.
+For observers that are notified when executions begin and end, and must know which of them run. Keeps one value for
+each execution.
 """
 
 from __future__ import annotations

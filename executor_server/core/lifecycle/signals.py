@@ -1,6 +1,6 @@
 """The signals of the daemon: SIGTERM and SIGINT stop it, a second one hurries, SIGHUP reloads the policy.
 
-A daemon that belongs to a process is stopped by its end, too, and hurries at once.
+A daemon that belongs to a process also stops when that process ends, and then hurries at once.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ class Signals:
 
 @contextmanager
 def handled_signals(owner_pid: int | None = None) -> Iterator[Signals]:
-    """Handles the signals in the running event loop until the block ends; and the end of the owner, a parent."""
+    """Handles the signals, and the end of the owner (the parent), in the running event loop until the block ends."""
     loop = asyncio.get_running_loop()
     signals = Signals(hurries=owner_pid is not None)
     handlers = {
@@ -69,7 +69,7 @@ def handled_signals(owner_pid: int | None = None) -> Iterator[Signals]:
 
 
 def _open(parent_pid: int) -> int | None:
-    """Returns a descriptor that is readable once the parent has ended; None when that is so already."""
+    """Returns a descriptor that is readable once the parent has ended; None if it has ended already."""
     try:
         parent = os.pidfd_open(parent_pid)
     except ProcessLookupError:

@@ -100,7 +100,7 @@ def _write(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(fd, "wb") as file:
             file.write(content)
-            os.fchmod(fd, 0o644)  # for the users of sandboxes, whom no list names
+            os.fchmod(fd, 0o644)  # for the users of sandboxes, who are in no list of users
         Path(name).rename(path)
     except BaseException:
         Path(name).unlink(missing_ok=True)

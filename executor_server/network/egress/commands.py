@@ -90,7 +90,7 @@ class Commands:
                 return self._take_answer(message)
             session_id = message.get("session")
             session = self._session_of(session_id) if isinstance(session_id, str) else None
-            if session is None:  # one that was just released, or none that ever was
+            if session is None:  # just released, or it never existed
                 raise BadReport("its session is not bound")
             if kind == "asks":
                 session.ask(count(message.get("number")), target_of(message), self.send)

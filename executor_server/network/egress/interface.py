@@ -42,7 +42,7 @@ class EgressSink(Protocol):
         """A connection was opened. Its `connection_id` is new in this session, even after a restart of the proxy."""
 
     def connection_closed(self, connection: EgressConnection) -> None:
-        """An open connection has ended. Called once for each, whatever dies."""
+        """An open connection has ended. Called once for each, whichever process dies."""
 
     def connection_denied(self, denial: EgressDenial) -> None:
         """A connection or request was refused. Called before the program gets its answer."""
@@ -132,7 +132,7 @@ class Egress(Protocol):
         ...
 
     async def settle(self, session_id: str) -> None:
-        """Returns when the sink has all reports of what the proxy did for a session before this call.
+        """Returns when the sink has all reports of the session's traffic before this call.
 
         The result of an execution waits for this, so it is one exchange with a timeout; if the proxy does
         not answer, it returns anyway. Returns at once for unbound sessions.

@@ -8,7 +8,7 @@ meanwhile wait in the kernel's queue, as during a restart of this host's proxy.
 The machine belongs to one session, so the proxy's reports concern no other session. The proxy is as untrusted as a
 sandbox, because hostile bytes reach it: each report is checked, and a stream that breaks the protocol is closed.
 
-The machine's own network is the outer wall: it lets out to the hosts of the rules only.
+The machine's own network is the outer wall: it allows only the hosts of the rules.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def denial_of(values: object) -> EgressDenial:
 
 
 def target_of(fields: Mapping[str, Any]) -> tuple[str, int]:
-    """Reads a host, which has its canonical form, and a port. Raises BadReport."""
+    """Reads a host in canonical form, and a port. Raises BadReport."""
     host, port = text(fields.get("host"), _MAX_HOST_CHARS), _port(fields.get("port"))
     try:
         target = parse_authority(f"[{host}]:{port}" if ":" in host else f"{host}:{port}")

@@ -1,4 +1,4 @@
-"""The part of check-host that is about the fork server: makes a fork server of the first image, without its modules."""
+"""The fork server's part of check-host: makes a fork server of the first image, without its modules."""
 
 from __future__ import annotations
 

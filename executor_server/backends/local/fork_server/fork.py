@@ -1,20 +1,20 @@
-"""Makes one sandbox by a fork of a fork server's template process, up to the moment at which its guest serves.
+"""Makes one sandbox by forking a fork server's template process, until the sandbox's guest serves.
 
 The order, and the race that each step closes:
 
 1. The template process gets one end of a new socket, and nothing else. The other end is ours alone, so only the
    fork can answer. If it never comes, closing our end is enough: a fork that comes late reads the end and exits.
-2. `HERE` carries the process id from the kernel, and a handle (pidfd) is opened. The id belongs to another process if
-   the fork has ended meanwhile, and a process that is no child of the template process gets no handle: nothing else is
-   ever killed here. A later packet with the same id, which only the living fork can send, then confirms it.
+2. `HERE` carries the process id from the kernel, and a handle (pidfd) is opened. The id may belong to another process
+   if the fork has ended meanwhile, but only a child of the template process gets a handle: nothing else is ever killed
+   here. A later packet with the same id, which only the living fork can send, then confirms it.
 3. Only then the plan goes to the fork. Sent earlier it would lie in the socket for a fork that comes late: a listener
    and a configuration, without a daemon that watches.
 4. The record is written while the fork builds its walls, and before it serves: so a later daemon finds each sandbox
    that ever ran anything.
-5. The report, and what the kernel says of the process, are compared with what must be (verification.py), and `SERVE` is
-   sent. A fork that is not as it must be is killed here, having run nothing.
-6. `SERVING` comes when its supervisor is there, before that runs anything. A fork that ends earlier costs its session
-   nothing: bubblewrap makes the sandbox.
+5. The report and the kernel's information about the process are checked (verification.py), and `SERVE` is sent. A fork
+   that fails the check is killed here, having run nothing.
+6. `SERVING` comes when its supervisor exists, before the supervisor runs anything. A fork that ends earlier costs
+   its session nothing: bubblewrap makes the sandbox.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """One fork server: starts its processes, asks its template process for forks, learns how those ended, and drops it.
 
 A fork server is made once and not changed. It serves until it is retired, because it has made its share of sandboxes,
-is not used any more, or does not answer. A retired one gets no request; its template process ends, and its first
-process when the last sandbox has. The race on retiring: a request may lie in the socket. The template process that
-still reads it forks a process whose own socket is closed at the other end, and that ends at its first word.
+is not used any more, or does not answer. A retired one gets no more requests; its template process ends, and its first
+process ends after the last sandbox. The race on retiring: a request may lie in the socket. If the template process
+still reads it, it forks a process whose own socket is closed at the other end, and which ends at its first message.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class Blueprint:
-    """All that a fork server is made of; sandboxes of equal blueprints can share one."""
+    """Everything that a fork server is made of; sandboxes of equal blueprints can share one."""
 
     guest: Path  # the archive, whose name has its version
     image_identity: str
@@ -44,7 +44,7 @@ class Blueprint:
     python: Path
     environment: tuple[tuple[str, str], ...]
     modules: tuple[str, ...]
-    # The first host user of fork servers, the first of sandboxes, the number of those; None: the daemon's.
+    # The first host user of fork servers, the first of sandboxes, the number of the latter; None: the daemon's.
     users: tuple[int, int, int] | None
     owner: str = ""  # the tenant, where each has its own
 
@@ -109,7 +109,8 @@ class ForkServer:
 
     def _on_packet(self, data: bytes, pid: int) -> None:
         if data == INIT and self.init_pidfd is None:
-            # The id can't have been used again: the launcher, its parent, is alive or has left it to the host's first.
+            # The id can't have been used again: the launcher, its parent, is alive, or has left it to the host's first
+            # process.
             self.init_pid, self.init_pidfd = pid, os.pidfd_open(pid)
             self._on_init(self, ProcessRecord.of(pid))
         elif data.startswith(READY) and not self.is_ready:
@@ -131,7 +132,7 @@ class ForkServer:
     # -- its end
 
     def retire(self, reason: str) -> None:
-        """Asks nothing more of it. Its sandboxes live on; it ends with the last of them. Idempotent."""
+        """Sends it no more requests. Its sandboxes live on; it ends with the last of them. Idempotent."""
         if self.ended_because:
             return
         self.ended_because = reason
@@ -198,7 +199,8 @@ def start_fork_server(
         ours.callback(os.close, stderr)
         users = blueprint.users
         config = {
-            # One for each fork server: the kernel counts for it what all its sandboxes have of some things.
+            # Each fork server has a user of its own: for some resources, the kernel counts all its sandboxes under that
+            # user.
             "users": users and (users[0] + secrets.randbelow(users[1] - users[0]), *users[1:]),
             "root": blueprint.root,
             "python": str(blueprint.python),

@@ -4,9 +4,9 @@ The pool names the kinds that it keeps ready, and these have a fork server. Bubb
 the reason is counted: the pool does not keep the kind, its fork server is starting (a second, for which no session
 waits), or the last one has failed.
 
-A fork server is replaced after some sandboxes and some time. All its children have the same memory layout and the same
-seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many there
-are. The successor starts first, and the predecessor serves until the successor is ready.
+A fork server is replaced after a number of sandboxes or some time. All its children have the same memory layout and the
+same seed of string hashes, so what one of them reveals helps against its siblings; the replacement bounds how many
+there are. The successor starts first, and the predecessor serves until the successor is ready.
 """
 
 from __future__ import annotations
@@ -55,14 +55,13 @@ _MAX_KEPT = 4
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 5.0, 600.0
 _END_TIME_S = 10.0
 _ID_BYTES = 8
-# Kinds that are remembered, since looking at the paths of an image takes longer than all else of choosing a fork
-# server.
+# Kinds that are remembered: examining the paths of an image takes longer than the rest of choosing a fork server.
 _BLUEPRINTS_KNOWN = 16
 # A sandbox mounts its own file systems here, which would hide what lies below; directories below /tmp are kept.
 _REPLACED = tuple(Path(name) for name in ("/dev", "/proc", "/var/tmp", "/workspace"))
 _COVERED = (*_REPLACED, Path("/tmp"))
 
-# Reasons for bubblewrap that each daemon meets, and that need no look.
+# Reasons for using bubblewrap that every daemon meets, and that are no cause for concern.
 _EXPECTED = ("rare", "starting")
 
 _log = structlog.get_logger(__name__)
@@ -74,7 +73,7 @@ def below_tmp(image: Image) -> list[str]:
 
 
 class Fallback(Exception):
-    """No fork server makes this sandbox: bubblewrap is to make it. `reason` is a word for the metric."""
+    """No fork server makes this sandbox: bubblewrap has to. `reason` is a word for the metric."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -254,7 +253,7 @@ class ForkServers:
     def adopt(self, with_sandboxes: Collection[str]) -> None:
         """Finds the fork servers of an earlier daemon: ends those without sandboxes, and waits for the others' end.
 
-        They end by themselves, soon after their daemon; one that hangs would not.
+        Those without sandboxes end by themselves soon after their daemon, unless they hang.
         """
         for orphan in self._records.orphans():
             if orphan.fork_server_id not in with_sandboxes:

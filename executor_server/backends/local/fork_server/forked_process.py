@@ -24,7 +24,7 @@ _STATUS_TIME_S = 1.0
 
 
 class ForkFailed(Exception):
-    """No sandbox came of it, and nothing is left of the attempt. `reason` is a word for the metric."""
+    """The fork made no sandbox, and nothing is left of the attempt. `reason` is a word for the metric."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
@@ -71,8 +71,8 @@ class ForkedProcess:
         # Readable only when the kernel has killed and reaped every other process of the namespace.
         if not await wait_readable(self._init_pidfd, deadline):
             raise SandboxFailure(f"process {self.init_pid} of a sandbox does not end")
-        # Its parent, the template process, has reaped it when the status is here; without a template process the fork
-        # server's first one does.
+        # When the status is here, its parent, the template process, has reaped it. Without a template process, the fork
+        # server's first process reaps it.
         await asyncio.wait([self._ended], timeout=_STATUS_TIME_S)
         self.release()
 
@@ -109,10 +109,10 @@ async def ask_fork(fork_server: ForkServer) -> tuple[ForkedProcess, socket.socke
 
 
 def _open_child(pid: int, parent: int | None) -> int:
-    """Opens a handle of a child, whose id may be that of a process with another parent by now."""
+    """Opens a handle of a child; its id may already belong to a process with another parent."""
     pidfd = os.pidfd_open(pid)
     try:
-        if parent is None or parent_of(pid) != parent or is_readable(pidfd):  # readable: the parent was another's
+        if parent is None or parent_of(pid) != parent or is_readable(pidfd):  # readable: it has ended
             raise ForkFailed("failed", "the fork has ended")
     except BaseException:
         os.close(pidfd)

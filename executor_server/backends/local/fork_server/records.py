@@ -1,4 +1,4 @@
-"""Records of fork servers in the state directory, with which a later daemon finds one that outlived its own.
+"""Records of fork servers in the state directory, through which a later daemon finds one that outlived its daemon.
 
 A fork server without sandboxes ends at once when its daemon dies. One that is stopped, or stuck in the kernel, does
 not; and one with sandboxes lives as long as they do.

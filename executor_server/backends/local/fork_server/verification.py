@@ -5,11 +5,11 @@ ignores a flag, a step that was moved, a descriptor that a library opened. It is
 has imported the image's libraries. So the daemon also reads the process's state from the kernel.
 It may read all of it. The process is non-dumpable, which closes its namespaces and descriptors to its own user; they
 are open to root, and to the ordinary user who made the fork server, because the owner of a user namespace has every
-right in it and below. A security module of the host can refuse these two all the same; there is only the report of them
-then. All that holds agent code, its filter, rights, users and mounts, is in files that every process may read.
+right in it and below. A security module of the host can still refuse these two; then only the report covers them.
+Everything that confines agent code (filter, rights, users and mounts) is in files that every process may read.
 
 No check makes a hostile library harmless: it has run in the template process, with the fork server's rights, and may
-have left there any other process; a filter may be loaded and refuse nothing. The libraries are trusted code of every
+have put any other process in its place; a loaded filter may refuse nothing. The libraries are trusted code of every
 sandbox of their fork server.
 """
 
@@ -36,13 +36,13 @@ _PROC_BYTES = 256 * 1024
 
 
 def fault_of(report: Mapping[str, object], plan: SandboxPlan, fork_server: Mapping[str, int]) -> str:
-    """Returns what is wrong in a few words; empty when all is as it must be. `fork_server` has its namespaces."""
+    """Returns the fault in a few words; empty if there is none. `fork_server` holds that one's namespaces."""
     outside = 0 if plan.host_uid is None else plan.host_uid  # as the fork server numbers it
     return _fault(report, plan, fork_server, ids=(SANDBOX_ID, SANDBOX_ID), outside=(outside, outside))
 
 
 def fault_of_process(pid: int, report: Mapping[str, object], plan: SandboxPlan, fork_server: Mapping[str, int]) -> str:
-    """Returns what is wrong with the process by the kernel's word, and by its report where that is all there is."""
+    """Returns the fault by the kernel's facts, and by the report where the kernel gives none."""
     own = (os.geteuid(), os.getegid()) if plan.host_uid is None else (plan.host_uid, plan.host_uid)
     try:
         facts = {**report, **_observed(pid)}
@@ -59,7 +59,7 @@ def _fault(
     ids: tuple[int, int],
     outside: tuple[int, int],
 ) -> str:
-    """Compares facts. Its user and group are `ids` inside, and the maps lead to `outside`."""
+    """Compares facts. The user and group must be `ids`, and the maps must lead to `outside`."""
     status, namespaces = facts.get("status"), facts.get("namespaces")
     if not isinstance(status, dict) or not isinstance(namespaces, dict):
         return "it reports nothing"
@@ -89,7 +89,7 @@ def _fault(
 
 
 def _observed(pid: int) -> dict[str, Any]:
-    """Returns what the kernel says of a process, as its report would. Raises OSError, ValueError and KeyError."""
+    """Returns the kernel's facts about a process, in the form of a report. Raises OSError, ValueError and KeyError."""
     lines = dict(line.split(":\t", 1) for line in _read(pid, "status").splitlines() if ":\t" in line)
     status = {name: " ".join(lines[name].split()) for name in STATUS_FIELDS if name in lines}
     status["NSpid"] = status["NSpid"].rpartition(" ")[2]  # from the outermost namespace that we see to its own

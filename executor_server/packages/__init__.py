@@ -1,4 +1,4 @@
-"""Environments: directories of packages, made once of a lock outside of any session, checked, and mounted read-only.
+"""Environments: directories of packages, made once from a lock, outside any session, checked, and mounted read-only.
 
 It owns their store on disk, the requests that they answer, and the steps of a build: resolving, installing and the
 first import, each in a sandbox of its own (a build sandbox). It must not know sessions, clients or policies: it gets

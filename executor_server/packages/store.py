@@ -118,7 +118,7 @@ def digest_of(tree: Path, walk: Walk) -> str:
 
 
 def _entries(tree: Path) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    waiting = [""]  # and no recursion: a tree may be as deep as a path is long
+    waiting = [""]  # not recursive: a tree may be as deep as a path is long
     while waiting:
         directory = waiting.pop()
         with os.scandir(tree / directory) as listing:

@@ -14,9 +14,9 @@ Invariants, and what each prevents:
   user could not write to them on the host either. A group that it could leave or change would be no limit.
 - The name carries the daemon's id, so that a group whose daemon was killed before it could record anything is found and
   removed by the next daemon of the state directory, and groups of other daemons are left alone.
-- A group is killed until it is empty, never only once. A fork bomb may be in the middle of a fork when it is killed, and
-  the child appears afterwards. And a killed process stays in the group until its parent reaps it; `rmdir` fails until
-  then.
+- A group is killed until it is empty, never only once. A fork bomb may be in the middle of a fork when it is killed,
+  and the child appears afterwards. And a killed process stays in the group until its parent reaps it; `rmdir` fails
+  until then.
 
 The two versions. Version 1 has a tree for each kind of limit, and any group may hold both processes and groups. Version
 2 has one tree and a rule (no internal processes): a group that holds processes may not limit its children. So the

@@ -1,17 +1,17 @@
 """The egress service: keeps the proxy's process running, and the sessions bound to whichever process there is.
 
 Theory of operation. The first session, or `prepare`, starts the process; a daemon whose policy grants no network never
-has one. From then on one task, `_supervise`, owns it: it starts a process, gives it the secrets, binds every session
-that there is, and waits for its end. Then it reports all open connections as ended, and starts another one, at first
+has one. From then on one task, `_supervise`, owns it: it starts a process, gives it the secrets, binds all
+sessions, and waits for its end. Then it reports all open connections as ended, and starts another one, at first
 at once and then with growing pauses. Listeners belong to the sessions and not to the process, so programs that connect
 meanwhile wait in the kernel's queue and are served by the next one.
 
-Messages to a process that is not there are dropped: the state that they would change is kept here, and the next process
-gets it with the bind. An answer that does not come is waited for with a deadline, always.
+Messages to a missing process are dropped: the state that they would change is kept here, and the next process
+gets it with the bind. Every wait for an answer has a deadline.
 
 A process that does not answer at all is ended like one that died. One that breaks the form of a message is ended too,
-because it has a fault or was taken over, and a new one is cheap; values that are odd in themselves are
-dropped and counted, since a sandbox may have found out how to cause them.
+because it has a fault or was taken over, and a new one is cheap. Odd values are dropped and counted, since a sandbox
+may have found out how to cause them.
 """
 
 from __future__ import annotations
@@ -39,13 +39,13 @@ from executor_server.network.egress.secret_files import open_secrets
 _START_S = 30.0
 _ANSWER_S = 10.0
 _SETTLE_S = 1.0
-# The proxy gives connections five seconds to be closed in.
+# The proxy gives connections five seconds to close.
 _RELEASE_S = 7.0
 _PING_INTERVAL_S = 10.0
 _PING_S = 20.0
 _BACKOFF_S = 0.05
 _MAX_BACKOFF_S = 10.0
-# Seconds after which an end is not a failure of the start.
+# A process that ran for longer did not fail at its start.
 _STEADY_S = 30.0
 
 _log = structlog.get_logger(__name__)

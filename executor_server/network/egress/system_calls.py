@@ -20,7 +20,7 @@ _NAMES = """
 """
 REFUSED = frozenset(_NAMES.split())
 
-# include/uapi/asm-generic/fcntl.h: any access but reading, creation, cutting, and files without a name.
+# include/uapi/asm-generic/fcntl.h: the flags for writing, creating, truncating, and files without a name.
 _CHANGING = 0x3 | 0x40 | 0x200 | 0x400000
 # linux/sched.h
 _CLONE_NEW_NAMESPACES = 0x00020000 | 0x02000000 | 0x04000000 | 0x08000000 | 0x10000000 | 0x20000000 | 0x40000000

@@ -1,8 +1,8 @@
 """Terminates TLS for rules with secrets, so that requests can be read, checked, and get their header.
 
 The sandbox sees a certificate of the daemon's own authority, which it trusts; the server is verified against the
-system's authorities. In between, h11 parses and writes requests and responses. All that leaves was framed here, so
-nothing ambiguous reaches the server (exchange.py). Only HTTP/1.1 is offered.
+system's authorities. In between, h11 parses and writes requests and responses. Everything that leaves was framed here,
+so nothing ambiguous reaches the server (exchange.py). Only HTTP/1.1 is offered.
 """
 
 from __future__ import annotations

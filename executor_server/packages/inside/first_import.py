@@ -48,7 +48,7 @@ for name in task["modules"]:
 
 
 def main(task: dict[str, Any]) -> None:
-    """Imports and packs. `task`: site, cache, distributions (empty: all), time_s, packed (a path), prefix."""
+    """Imports and packs. `task`: site, cache, distributions (empty: all), time_s, packed (a path)."""
     modules = modules_of(task["site"], task["distributions"])
     end_s = time.monotonic() + task["time_s"]
     done = 0

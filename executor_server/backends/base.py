@@ -80,11 +80,11 @@ class Sandbox(Protocol):
 
     @property
     def pause_idle_s(self) -> float | None:
-        """Seconds without use after which it is to be paused; None where that is not possible, or not wanted."""
+        """Seconds without use after which it should be paused; None if that is impossible or unwanted."""
         ...
 
     async def pause(self) -> bool:
-        """Stops it until `wake`, and keeps its memory; the channel to its guest must be closed by now.
+        """Stops it until `wake`, and keeps its memory; the channel to its guest must be closed already.
 
         Returns False if it is still running. Raises SandboxFailure if it is unknown whether it runs.
         """
@@ -95,9 +95,9 @@ class Sandbox(Protocol):
         ...
 
     async def destroy(self) -> None:
-        """Ends every process of the sandbox and removes all that it left on the host. Idempotent, bounded in time.
+        """Ends every process of the sandbox and removes everything that it left on the host.
 
-        Raises SandboxFailure when something is still there after all attempts.
+        Idempotent, bounded in time. Raises SandboxFailure when something is still there after all attempts.
         """
         ...
 

@@ -159,8 +159,8 @@ def _open_directory(path: Path) -> int:
 def _read_kept(cache_dir: Path, name: str) -> bytes | None:
     """The bytes kept under the name; None when there are none, or when another user could have written them.
 
-    The directory is opened first and the file below its descriptor, so that the checked file is the one that is read,
-    also when another user renames directories meanwhile.
+    The directory is opened first and the file below its descriptor, so that the file that is read is the checked
+    one, even if another user renames directories meanwhile.
     """
     try:
         directory = _open_directory(cache_dir)

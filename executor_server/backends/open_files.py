@@ -1,4 +1,4 @@
-"""The files that the daemon may open at one time: as many as the system lets it, and what that means in sessions.
+"""The daemon's limit of open files: raised as far as the system allows, and expressed in sessions.
 
 Many systems give a program 1,024 by default and let it ask for more: the default is for programs that use `select`,
 which knows no higher descriptors. The daemon uses epoll. With 1,024 it would be full at about 150 sessions.

@@ -73,7 +73,7 @@ def filter_program(
 ) -> bytes:
     """The filter for this machine (`platform.machine()` names), ready to be loaded.
 
-    A process that does less than a sandbox can do without more calls (`refused`), or with stricter `rules` for them.
+    For a process that needs fewer calls than a sandbox, `refused` adds refused calls, and `rules` adds stricter rules.
     `keeps_buffers`: the buffers of sockets stay as large as the kernel makes them, whatever a program requests.
     """
     machine = machine or platform.machine()

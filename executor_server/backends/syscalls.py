@@ -2,10 +2,10 @@
 
 The choice follows Docker's default profile (moby `profiles/seccomp/default.json`), without calls that only serve
 debuggers and asynchronous storage (`ptrace`, `process_vm_*`, `io_uring_*`, `name_to_handle_at`, `modify_ldt`), and
-without calls that let one sandbox use up resources of the whole machine or of a user: `io_setup`
-(fs.aio-max-nr), `seccomp` (net.core.bpf_jit_limit), POSIX message queues. These are in neither set, so that the kernel
-looks as if it was built without them. The numbers are Linux's: `arch/x86/entry/syscalls/syscall_64.tbl`
-and `include/uapi/asm-generic/unistd.h` (aarch64).
+without calls that let one sandbox use up resources of the whole machine or of a user: `io_setup` (fs.aio-max-nr),
+`seccomp` (net.core.bpf_jit_limit), POSIX message queues. These are in neither set, so that the kernel looks as if it
+was built without them. The numbers are Linux's: `arch/x86/entry/syscalls/syscall_64.tbl` and
+`include/uapi/asm-generic/unistd.h` (aarch64).
 
 A name that an architecture lacks (`open` on aarch64) has no number there. A call in neither set is unknown to this
 file: it answers ENOSYS, as an older kernel would, and libraries fall back to older calls. The calls whose arguments

@@ -46,7 +46,7 @@ class TcpAddress:
 
     @property
     def is_loopback(self) -> bool:
-        """Only literal addresses and "localhost" count: what another name resolves to may change."""
+        """Only literal addresses and "localhost" count, since the addresses of another name may change."""
         if self.host == "localhost":
             return True
         try:

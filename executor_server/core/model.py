@@ -221,7 +221,7 @@ class SessionSpec:
     ports: PortRules = ANY_PORT
     name: str = ""  # unique among its owner's sessions; empty: it has none
     env_names: tuple[str, ...] = ()  # names of environment variables, sorted; the guest alone keeps their values
-    approval_wait_s: float = 120.0  # until a request that nobody has decided is denied
+    approval_wait_s: float = 120.0  # until an undecided request is denied
     profile_fingerprint: str = ""  # the profile alone; equal in policies that differ elsewhere
     labels: Mapping[str, str] = field(default_factory=dict)
 
@@ -287,7 +287,7 @@ class BlobRef:
 
     blob_id: str
     size_bytes: int
-    sha256: str | None = None  # hex; None when the daemon has not seen the bytes or no digest was asked for
+    sha256: str | None = None  # hex; None when the daemon has not seen the bytes or no digest was requested
 
 
 Payload = bytes | BlobRef

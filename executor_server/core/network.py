@@ -25,7 +25,7 @@ class NetworkSecret:
 class NetworkRules:
     """The hosts that a session may reach, and limits of its traffic. Without hosts it has no network at all."""
 
-    allowed: tuple[str, ...] = ()  # patterns in canonical form (guest/egress/host_names.py): what it was granted
+    allowed: tuple[str, ...] = ()  # patterns in canonical form (guest/egress/host_names.py): the granted hosts
     denied: tuple[str, ...] = ()  # goes before `allowed` and `ask`
     secrets: tuple[NetworkSecret, ...] = ()
     max_connections: int = 32  # at one time

@@ -12,14 +12,14 @@ second one could move the position.
 Invariants.
 - Bytes of a released connection are dropped. `Connection` forgets the channel at once, so bytes of an old connection,
   which the event loop may still deliver, never reach the decoder of a new one.
-- `on_frame` gets each frame once and in order, and has returned before the next acknowledgement is sent. So what the
-  owner writes to its journal there is with the kernel before the guest may drop the frame.
+- `on_frame` gets each frame once and in order, and has returned before the next acknowledgement is sent. So the
+  kernel has the owner's write to its journal before the guest may drop the frame.
 - A frame reaches `on_send` before it is written to any connection, for the same reason in the other direction.
 
 Races.
 - A frame that is sent without a connection is kept, and leaves after READY in its order. After `hang_up` the owner
   learns by `on_waiting` that a frame waits, and connects.
-- A cancelled or timed-out attempt leaves nothing behind: the `finally` of `connect` releases what was not greeted.
+- A cancelled or timed-out attempt leaves nothing behind: the `finally` of `connect` releases an ungreeted connection.
 - The owner's pause of reading holds only once READY has arrived, else a guest would look dead because its owner is
   busy. From then on it holds for each new connection (reading.py).
 
@@ -268,7 +268,7 @@ class GuestChannel:
     # -- receiving -----------------------------------------------------------------------------------------------
 
     def take_data(self, data: bytes) -> None:
-        """Called by the connection with what arrived."""
+        """Called by the connection with the bytes that arrived."""
         self._take_all(len(data), self._decoder.feed, data)
 
     def space(self) -> memoryview:

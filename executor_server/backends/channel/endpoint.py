@@ -44,7 +44,7 @@ class GuestEndpoint(Protocol):
 
     @property
     def reconnects_max(self) -> int:
-        """Breaks of the connection after which the guest is blamed: in a session's life, or within an hour where it
+        """Number of broken connections after which the guest is blamed: in a session's life, or within an hour if it
         `breaks_by_itself`."""
         ...
 

@@ -47,7 +47,7 @@ PROCESS_EVENTS = frozenset((Kind.PROCESS_STARTED, Kind.PROCESS_OUTPUT, Kind.PROC
 
 
 def read_event(frame: Frame) -> EventKind:
-    """Reads an event of an execution that is not its result."""
+    """Reads an event of an execution, but not its result."""
     match message_of(frame):
         case wire.Log(stream=stream):
             return Log(stream, frame.body.decode("utf-8", "replace"))

@@ -1,11 +1,10 @@
 """The Docker backend: a container for each sandbox, on the Engine of this host.
 
-These walls confine a sandbox, from outside in: a host user of its own, every kind of namespace except a user
-namespace (an Engine with userns-remap adds one), no network, a read-only root file system, a limited amount of memory
-for the files that it writes, a control group, no capabilities, no new privileges, and our own filter of system calls;
-see options.py.
-Any image that has a CPython will do; see images.py. The daemon reaches the guest by a socket, and the guest reaches
-nothing; see containers.py.
+These walls confine a sandbox, from outside in: a host user of its own, every kind of namespace except a user namespace
+(an Engine with userns-remap adds one), no network, a read-only root file system, a limited amount of memory for the
+files that it writes, a control group, no capabilities, no new privileges, and our own filter of system calls; see
+options.py. Any image that has a CPython will do; see images.py. The daemon reaches the guest by a socket, and the guest
+reaches nothing; see containers.py.
 
 Containers outlive the daemon. They carry the id of its state directory as a label, and so the next daemon finds them:
 those that the registry knows go on, the others are removed, and so is whatever a slow or failing Engine left behind.

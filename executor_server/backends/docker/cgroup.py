@@ -7,7 +7,7 @@ change of the share. So the daemon reads and writes the kernel's own files.
 The invariant: a group is used only when its path contains the container's id, 64 hexadecimal digits that no other group
 has by accident. The daemon may live in a container of its own. There a process id of the Engine's host means another
 process, or none, and the mount may show a part of the tree only. Without the check, the daemon would report another
-service's kills as this session's, or slow down a service that is none of its own.
+service's kills as this session's, or slow down a service that is not its own.
 
 Nothing here is required: where the group can't be found, kills are not counted, and processors are shared evenly.
 """

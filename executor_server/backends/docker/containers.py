@@ -71,7 +71,7 @@ async def make_container(resources: Resources, sandbox: DockerSandbox, request: 
 
 
 def check_socket(sandbox: DockerSandbox) -> None:
-    """Makes sure that a socket, and no link to one, is in a directory that is shut. Raises SandboxFailure."""
+    """Checks that the directory is shut, and that it has a socket and no link to one. Raises SandboxFailure."""
     try:
         directory, socket = sandbox.directory.lstat(), sandbox.endpoint.socket_path.lstat()
     except OSError as error:

@@ -4,8 +4,8 @@ The SDK blocks, so each request runs on a thread of our own, with a limit on the
 an Engine that hangs costs its requests and nothing else, and one that recovers needs no new connection. Every error
 becomes an EngineFailure, which has the status of the Engine's answer if there was one.
 
-A request can't be revoked. A caller that is cancelled while it waits for a change waits for the end of the request all
-the same, so that it knows what to clean up; a query is not waited for.
+A request can't be revoked. If a caller is cancelled during a change, it still waits for the end of the request, so that
+it knows what to clean up. A query is not waited for.
 """
 
 from __future__ import annotations

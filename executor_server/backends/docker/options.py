@@ -18,7 +18,7 @@ from executor_server.backends.settings import HOSTNAME, VAR_TMP, WORKSPACE, sand
 from executor_server.core import SandboxSpec
 from executor_server.guest.wire import rlimits
 
-# The runtime itself counts towards a container's limits while it starts it, and runc's first process has several
+# The runtime itself counts towards the limits of a container that it starts, and runc's first process has several
 # threads until it executes the guest. So the group's limit is at least this, and a lower limit is enforced by
 # RLIMIT_NPROC of the sandbox's own user.
 _RUNTIME_PROCESSES = 32

@@ -97,7 +97,7 @@ class PreparedImage:
 
 @dataclass(frozen=True)
 class UselessImage:
-    """An image without a usable Python; the reason continues a sentence that begins with the image's name."""
+    """An image that can't serve; the reason continues a sentence that begins with the image's name."""
 
     reason: str
 

@@ -2,8 +2,8 @@
 
 Every call ends with an answer or with an error of failures.py, by one table. The SDK raises its own exceptions, those
 of the three libraries below it, and for an unreadable answer any exception (KeyError, JSONDecodeError, a bare
-Exception); their texts come from the cloud. So a text leaves this file only after everything
-that looks like a secret is removed from it, and the exceptions never leave it: their frames hold the key.
+Exception); their texts come from the cloud. So a text leaves this file only after everything that looks like a secret
+is removed from it, and the exceptions never leave it: their frames hold the key.
 
 The SDK gets the key with each call. It goes to the cloud's own interface, never to a sandbox: requests to a sandbox
 carry a token that is valid for this sandbox only.
@@ -100,8 +100,7 @@ class Machine:
         self._cloud = cloud
         self._sandbox = sandbox
         self.cloud_id = _checked(sandbox.sandbox_id)
-        # The SDK would read a message of any length into memory. Its library has a bound, but the SDK has no setting
-        # for it.
+        # The SDK would read a message of any length into memory. Its library has a bound, which the SDK never sets.
         rpc: Any = getattr(sandbox.commands, "_rpc", None)
         if hasattr(rpc, "_read_max_bytes"):
             rpc._read_max_bytes = _MESSAGE_BYTES_MAX

@@ -168,7 +168,7 @@ class SandboxFactory:
             raise self.templates.refuse(spec.image, reason) from missing
 
     async def _end_duplicates(self, sandbox: E2BSandbox) -> None:
-        """Ends further machines of a cloud that has made more than one for equal request ids."""
+        """Ends surplus machines, if the cloud has made several for equal request ids."""
         try:
             await sandbox.end_duplicates()
         except CloudFailure as failure:  # the next sweep ends them: their id belongs to a sandbox with another machine

@@ -56,7 +56,7 @@ def blueprint_of(plan: Plan, fork_servers: ForkServers) -> Blueprint:
 
 
 async def build_sandbox(sandbox: LocalSandbox, plan: Plan, daemon_id: str, fork_servers: ForkServers) -> None:
-    """Acquires the sandbox's parts on the host, step by step; `destroy` releases those that are there.
+    """Acquires the sandbox's parts on the host, step by step; `destroy` releases the acquired ones.
 
     A fork server forks the sandbox where the spec allows it. Otherwise, or if that fails, bubblewrap makes it. Raises
     SandboxFailure or OSError.

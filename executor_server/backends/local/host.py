@@ -250,7 +250,7 @@ def _report_limits(found: Examination, resources: Resources) -> None:
 
 
 def _report_shared_counters(found: Examination) -> None:
-    """Says what the kernel counts for one user over all sandboxes; docs/backends.md says where each is limited."""
+    """Reports what the kernel counts per user, over all sandboxes; docs/backends.md says where each is limited."""
     if os.geteuid() == 0 and not has_rights():
         detail = (
             "Sandboxes have users of their own, but their namespaces are root's: instances and watches of inotify "

@@ -32,8 +32,7 @@ _NOT_A_PREFIX = tuple(Path(name) for name in ("/", "/home", "/root", "/var", "/e
 
 # Packages can bring `.pth` files, whose lines run whenever `site` adds their directory. With -S it does not add them,
 # and this program calls only the part of `site` that finds the prefix of a virtual environment. So no installed package
-# runs on the host. The C modules are Python's own; importing them shows which libraries the linker loads, and where
-# from.
+# runs on the host. The C modules are Python's own; importing them shows the libraries that the linker loads.
 _PROBE = """\
 import importlib, json, site, sys
 site.addsitedir = lambda *args, **options: None
@@ -69,7 +68,7 @@ class Image:
         return self.telltales[_TELLTALES_BEFORE_PACKAGES:]
 
     def is_current(self) -> bool:
-        """True while the environment is the one that was probed, as far as a few of its files show."""
+        """True while the environment is unchanged since the probe, as far as a few of its files show."""
         return self.identity == _identity(self.python, self.telltales)
 
 

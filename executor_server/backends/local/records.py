@@ -1,9 +1,9 @@
-"""The record of a sandbox's parts on the host, with which the next daemon of the state directory finds them.
+"""The record of a sandbox's parts on the host, through which the next daemon of the state directory finds them.
 
 Each sandbox has a directory of its own that only the daemon's user can enter. It holds the socket of the guest and a
 record: the sandbox's first process and bubblewrap's, if that made it, with their start times (process ids are reused),
-its control groups, its user and its fingerprint. The record is written before the sandbox
-runs anything, so a sandbox without a complete record never ran.
+its control groups, its user and its fingerprint. The record is written before the sandbox runs anything, so a sandbox
+without a complete record never ran.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A sandbox of the local backend: owns all that it has on the host, and releases it in order.
 
 The object exists before the sandbox does. Each step of `LocalBackend.create` adds the resource that it acquired, and
-`destroy` releases those that are there, in the opposite order. So a creation that fails or is cancelled halfway ends by
+`destroy` releases the acquired ones in the opposite order. So a creation that fails or is cancelled halfway ends by
 the same path as a session: first the processes, then their control group, then the directory whose record would lead
 another daemon to them, and last the host user, which must not be given to another sandbox while one of its processes
 runs.

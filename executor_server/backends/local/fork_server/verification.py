@@ -2,11 +2,11 @@
 
 Everything is checked twice. The sandbox's own report (guest/fork_server/report.py) finds our faults: a kernel that
 ignores a flag, a step that was moved, a descriptor that a library opened. It is as trustworthy as its process, which
-has imported the image's libraries. So the daemon also reads the process's state from the kernel.
-It may read all of it. The process is non-dumpable, which closes its namespaces and descriptors to its own user; they
-are open to root, and to the ordinary user who made the fork server, because the owner of a user namespace has every
-right in it and below. A security module of the host can still refuse these two; then only the report covers them.
-Everything that confines agent code (filter, rights, users and mounts) is in files that every process may read.
+has imported the image's libraries. So the daemon also reads the process's state from the kernel. It may read all of it.
+The process is non-dumpable, which closes its namespaces and descriptors to its own user; they are open to root, and to
+the ordinary user who made the fork server, because the owner of a user namespace has every right in it and below. A
+security module of the host can still refuse these two; then only the report covers them. Everything that confines agent
+code (filter, rights, users and mounts) is in files that every process may read.
 
 No check makes a hostile library harmless: it has run in the template process, with the fork server's rights, and may
 have put any other process in its place; a loaded filter may refuse nothing. The libraries are trusted code of every

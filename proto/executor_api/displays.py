@@ -1,4 +1,4 @@
-"""Display data: the texts by which an object shows itself, by MIME type, packed as one JSON object.
+"""Display data: the texts that show an object, by MIME type, packed as one JSON object.
 
 It comes from agent code: a receiver checks its form here and renders none of it. A program that shows `text/html`
 does so where scripts can do no harm.

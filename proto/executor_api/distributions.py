@@ -1,8 +1,8 @@
-"""Finds the packages that a module may come from, where its name is not theirs: "bs4" is a stranger's package.
+"""Finds the packages that a module may come from, if their names differ: the package called "bs4" is a stranger's.
 
 Source of the table: the projects' own instructions to install and to import them, as of November 2026. It has the
-packages that agents ask for most, and none whose name is that of its top-level module. Where several packages have the
-module, the one comes first that goes best in a sandbox without a display and a GPU.
+packages that agents ask for most, except modules whose only package has the module's own name. If several packages have
+the module, the first one is the best for a sandbox without a display and a GPU.
 """
 
 from __future__ import annotations
@@ -149,15 +149,15 @@ _ONCE_IN_PYTHON = frozenset(
 
 
 def is_pythons(module: str) -> bool:
-    """True for a module of the standard library of any supported Python, which no package is to be installed for."""
+    """True for a module of any supported Python's standard library. No package is installed for such a module."""
     top = module.partition(".")[0]
     return top in sys.stdlib_module_names or top in _ONCE_IN_PYTHON
 
 
 def candidates(module: str, imports: Mapping[str, str]) -> tuple[str, ...]:
-    """Returns names of packages that a module may be in, the likeliest first; `imports` goes before all else.
+    """Returns names of packages that a module may be in, the likeliest first; `imports` takes precedence.
 
-    A dotted module is looked up by its longest beginning that is known: "google.cloud.storage.blob" is that of
+    A dotted module is looked up by its longest known beginning: "google.cloud.storage.blob" is found under
     "google.cloud.storage". The last candidate is the name of its top-level module itself.
     """
     beginnings = _beginnings(module)

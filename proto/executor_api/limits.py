@@ -1,8 +1,8 @@
 """Limits that both ends of a connection hold to: one table for guest, daemon and client.
 
-The sender keeps within a limit, and reports what it left out or refused over it. The receiver accepts everything that
-the limits allow; a peer that exceeds them is broken or hostile. Numbers that stood in two places would drift apart, and
-an honest program would be refused for the size of its output.
+The sender keeps within a limit, and reports what it left out or refused because of it. The receiver accepts everything
+that the limits allow; a peer that exceeds them is broken or hostile. Numbers that stood in two places would drift
+apart, and an honest program would be refused for the size of its output.
 
 Constants only, for CPython 3.9 and later: this module is imported at the start of every sandbox.
 """
@@ -54,7 +54,7 @@ TOOL_CALLS_OPEN_MAX = 64
 TOOL_ARGUMENTS_BYTES_MAX = 256 * _MIB
 """Bytes of the arguments of all calls that are open at one time."""
 TOOL_ERROR_ARGUMENTS_BYTES_MAX = 64 << 10
-"""Bytes of the packed arguments of a tool's exception; without them it has its message as the only one."""
+"""Bytes of the packed arguments of a tool's exception; without them its message is its only argument."""
 EXECUTION_BLOBS_BYTES_MAX = IMAGES_BYTES_MAX + TOOL_ARGUMENTS_BYTES_MAX + VALUE_BYTES_MAX
 """Bytes that a client may have to hold for one execution; the last part is its output."""
 EXECUTION_BLOBS_OPEN_MAX = TOOL_CALLS_OPEN_MAX
@@ -66,7 +66,7 @@ ARGUMENTS_MAX = 65_536
 ARGUMENTS_BYTES_MAX = 2 * _MIB
 """Bytes of a command's arguments, the program and a NUL after each included."""
 ARGUMENT_BYTES_MAX = 131_071
-"""Bytes of one of them: Linux takes 32 pages of 4 KiB, and a NUL is in them."""
+"""Bytes of one of them: Linux accepts 32 pages of 4 KiB, including a NUL."""
 WRITE_BYTES_MAX = 64 * 1024
 """Bytes of one message to a process's input."""
 SESSION_NAME_CHARS_MAX = 64

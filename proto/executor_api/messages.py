@@ -65,9 +65,9 @@ def read(kind: type[T], message: Message, **known: Any) -> T:
 
 
 def prepare(kind: Any, made: type[Message], *known: str) -> list[tuple[str, str, Mapping[str, Any] | None, _Convert]]:
-    """Works out how `kind` is read from messages of the type `made`, which compiles the text of type hints.
+    """Works out how `kind` is read from messages of the type `made`.
 
-    The daemon does so when it starts, since it compiles nothing while it serves.
+    This compiles the text of type hints. The daemon compiles nothing while it serves, so it calls this when it starts.
     """
     steps = _reading[(kind, made, *known)] = _steps_to_read(kind, made, frozenset(known))
     return steps
@@ -142,7 +142,7 @@ def _time(stamp: Any) -> datetime:
 def write(made: type[M], *values: Any, **fields: Any) -> M:
     """Returns a message with these fields, and with the attributes of `values` that have the names of other fields.
 
-    Attributes that the message has no field for stay behind. Each field that is not `optional` must be in one of the
+    Attributes that the message has no field for are ignored. Each field that is not `optional` must be in one of the
     values. Text that UTF-8 can't encode is escaped: it may come out of a sandbox.
     """
     key = (made, *map(type, values), *fields)

@@ -18,7 +18,7 @@ from executor_api.v1 import types_pb2 as pb
 ENTRY_LENGTH = struct.Struct("<I")
 """The length of an entry, in bytes, which precedes it in what the daemon sends."""
 INLINE_BYTES_MAX = 1024
-"""Bytes of a payload that stands in its line; a larger one is a blob."""
+"""Bytes of a payload that is written into its line; a larger one is a blob."""
 
 RECORDING_BYTES_MAX = 2 << 30
 """Bytes of a recording; below 4 GiB, so that a zip needs no extensions."""
@@ -27,7 +27,7 @@ LINE_BYTES_MAX = 32 << 20
 BLOBS_MAX = 60_000
 """Fewer than the 65,535 members of a zip without extensions."""
 FILE_BYTES_RECORDED_MAX = 16 << 20
-"""Bytes of a file that a recording holds; of a larger one it has the hash."""
+"""Bytes of a file that a recording holds; it has only the hash of a larger one."""
 
 KINDS: Mapping[str, type[Message] | None] = {
     "session": None,  # the head: `SessionInfo` as JSON, with "prelude" and "versions"
@@ -51,7 +51,7 @@ KINDS: Mapping[str, type[Message] | None] = {
     # arguments as JSON, "answer": payload of the answer as JSON, or "error": {"type": ..., "message": ...}}.
     "model": None,
 }
-"""The kinds of entries, with the message that the fields of one are."""
+"""The kinds of entries, each with the message whose fields it has."""
 
 
 def fields_of(message: Message) -> dict[str, Any]:
@@ -60,11 +60,11 @@ def fields_of(message: Message) -> dict[str, Any]:
 
 
 PLAIN_ENV = ("TERM", "PAGER")
-"""Environment variables of commands whose values are recorded. Those of others are often secrets."""
+"""Environment variables of commands whose values are recorded. The values of others are often secrets."""
 
 
 def drop_env_values(request: service_pb.StartProcessRequest) -> bool:
-    """Removes the values of a command's environment variables, except PLAIN_ENV. Returns True if it has others."""
+    """Removes the values of a command's environment variables, except PLAIN_ENV. Returns True if it removed any."""
     dropped = [name for name in request.env if name not in PLAIN_ENV]
     for name in dropped:
         request.env[name] = ""
@@ -72,7 +72,7 @@ def drop_env_values(request: service_pb.StartProcessRequest) -> bool:
 
 
 PORTS = "connections to ports of the sandbox"
-"""What a recording lacks of a session whose ports were used."""
+"""What the recording of a session lacks if ports of the session were used."""
 ENV_OF_COMMANDS = "values of environment variables of commands"
 """What a recording lacks after `drop_env_values`."""
 

@@ -1,4 +1,4 @@
-"""Reads and writes JSON by the C cores of `json`, without the Python around them: compact, and without NaN.
+"""Reads and writes JSON with the C cores of `json`, without the Python around them: compact, and without NaN.
 
 `json` compiles patterns when it is imported: 3 ms and 0.1 MiB, which the start of every sandbox would cost.
 """
@@ -18,7 +18,7 @@ class NotJson(ValueError):
 
 
 class _Settings:
-    """The settings that the scanner asks for."""
+    """The settings that the scanner reads."""
 
     strict = True
     object_hook = None
@@ -36,7 +36,7 @@ class _Settings:
 def reader(
     parse_int: Callable[[str], int] = int, parse_float: Callable[[str], float] = float
 ) -> Callable[[Union[bytes, str]], Any]:
-    """Returns a function as json.loads, for compact JSON. It raises NotJson and no other exception."""
+    """Returns a function like json.loads, for compact JSON. It raises NotJson and no other exception."""
     scan = make_scanner(_Settings(parse_int, parse_float))  # type: ignore[arg-type]
 
     def read(data: Union[bytes, str]) -> Any:
@@ -55,7 +55,7 @@ def reader(
 
 
 def writer(*, ascii_only: bool) -> Callable[[object], str]:
-    """Returns a function as json.dumps. It raises TypeError for a value that is not JSON, ValueError for NaN."""
+    """Returns a function like json.dumps. It raises TypeError for a value that is not JSON, ValueError for NaN."""
     text = encode_basestring_ascii if ascii_only else encode_basestring
     encode = make_encoder(None, _refuse, text, None, ":", ",", False, False, False)
     return lambda value: "".join(encode(value, 0))

@@ -6,8 +6,8 @@ attacker: a header that is damaged raises TarError, and no length is used before
 
 The two ends differ in what they accept, so reading has two strengths. The sandbox takes the archives of every tar (v7,
 GNU, pax). The client, whose disk is at stake, is `strict`: it takes what `header` writes, and nothing else. tarfile is
-not for that. It knows every dialect, and a forged header can make it read a whole archive at once (a size below zero),
-loop, or collect a sparse map of gigabytes; which of these is mended differs between versions of Python.
+unsuitable for that. It knows every dialect, and a forged header can make it read a whole archive at once (a size below
+zero), loop, or collect a sparse map of gigabytes; it depends on Python's version which of these are fixed.
 
 Standard library only, for CPython 3.9 and later: the guest has this too, and imports it with the first archive.
 """
@@ -32,7 +32,7 @@ _MAX_DIGITS = 18
 
 
 class TarError(Exception):
-    """This is no tar archive, or a damaged one, or one of a dialect that is not accepted."""
+    """This is not a tar archive, or a damaged one, or one of a dialect that is not accepted."""
 
 
 def padding(size: int) -> int:
@@ -115,7 +115,7 @@ def _octal(field: bytes) -> int:
 
 
 def parse_records(data: bytes, only: Optional[Container[str]] = None) -> dict[str, bytes]:
-    """Returns the records of a pax header. With `only`, no other keys may be there, and each only once."""
+    """Returns the records of a pax header. With `only`, refuses other keys, and repeated ones."""
     records: dict[str, bytes] = {}
     start = 0
     while start < len(data):

@@ -1,6 +1,6 @@
 """Rewrites accesses to attributes, items and results of calls so that the hooks of the language rules see them.
 
-Only accesses that the rules in force need are rewritten. Values, order of evaluation and line numbers stay.
+Only accesses that the rules in force need are rewritten. Values, order of evaluation and line numbers stay the same.
 
 **Names, and everything.** `a.b` becomes a call of the hook `load` with `a` and "b". The results of `a[b]` and `a(b)` go
 through `verify`; the call itself stays, so that a function that looks at its caller's frame, as `super()` does, still
@@ -57,7 +57,7 @@ GIVERS = frozenset(
         *("_importer", "_import_module", "_dot_lookup"),  # unittest.mock and similar modules
     )
 )
-# Attributes that lead to modules by themselves, also when they are called at once.
+# Attributes that lead to modules, even when they are called at once.
 ENTRANCES = GIVERS | frozenset(
     (
         *("__dict__", "__globals__", "__builtins__", "__self__", "__closure__", "__getattribute__", "__subclasses__"),
@@ -85,7 +85,7 @@ _MAX_FORMAT_CHARS = 100_000
 
 
 def hook_accesses(nodes: list[AST], sentinels: Sentinels, rules: Rules, skipped: Sequence[str] = ()) -> None:
-    """Rewrites the nodes of a tree in place; each comes before those below it. Fields named in `skipped` are left."""
+    """Rewrites the nodes of a tree in place; parents come before children. Leaves fields named in `skipped` alone."""
     if "foreign_modules" in rules.refused:
         nodes = _hook_foreign(nodes, sentinels, skipped)
     everything, names = bool(rules.refused & _ALL), bool(rules.refused & _NAMES)
@@ -93,7 +93,7 @@ def hook_accesses(nodes: list[AST], sentinels: Sentinels, rules: Rules, skipped:
         return
     patterns = _in_patterns(nodes)
     editor = _Editor(sentinels, skipped, everything=everything)
-    for node in reversed(nodes):  # the inner nodes first: an access that is replaced takes its parts along
+    for node in reversed(nodes):  # inner nodes first, because the replacement of an outer access contains them
         if id(node) not in patterns:
             editor.edit_below(node)
         if names and isinstance(node, _Match):
@@ -148,7 +148,7 @@ class _Editor:
         return call(sentinel, [node.value, name], node)
 
     def show_classes(self, node: Any) -> None:
-        """Inserts before each case that takes a class apart by position one that shows the class and never matches."""
+        """Before each case with a positional class pattern, inserts one that shows the class and never matches."""
         cases = []
         for case in node.cases:
             shown = [each.cls for each in ast.walk(case.pattern) if isinstance(each, MatchClass) and each.patterns]
@@ -201,7 +201,7 @@ def _installed() -> list[str]:
 
 
 def _hook_foreign(nodes: list[AST], sentinels: Sentinels, skipped: Sequence[str]) -> list[AST]:
-    """Rewrites the nodes in place and returns them with the calls added; each comes before those below it."""
+    """Rewrites the nodes in place and returns them with the calls added; parents come before children."""
     if not any(type(node) is Attribute for node in nodes):
         return nodes
     roots = _imported(nodes)

@@ -92,7 +92,7 @@ class Builtins:
         }
 
     def make_module_code(self, source: bytes, path: str, package: str) -> CodeType:
-        """Returns the code of a module of the program's own, which is in this package, if any."""
+        """Returns the code of one of the program's own modules; `package` is the one it is in, if any."""
         return self._instrumenter.make(source, path, "exec", package=package)
 
     def add(self, added: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class Builtins:
         self.on_rules()
 
     def on_rules(self) -> None:
-        """Applies the rules in force. Entries of the program itself stay."""
+        """Applies the rules in force. Keeps entries that the program itself added."""
         restricted = self._restricted()
         wanted = {**self._ordinary, **restricted, **self._added}
         for name in self._placed - set(wanted):
@@ -141,7 +141,7 @@ class Builtins:
 
 
 def _rule_of(name: str, value: Any) -> str:
-    """Returns the rule that refuses a builtin when it is in force; empty for a builtin that none refuses."""
+    """Returns the rule that refuses this builtin if it is in force; empty if no rule does."""
     if name in RUNNERS:
         return "dynamic_code"
     if name in NAMESPACES:
@@ -230,7 +230,7 @@ class Instrumenter:
         package: Optional[str] = None,
         **hidden: Any,
     ) -> CodeType:
-        """`package` is that of a module of the program's own; empty for one outside of packages."""
+        """`package` is given for the program's own modules; it is empty for a module outside packages."""
         if isinstance(source, ast.AST):
             from copy import deepcopy  # not at the start: it imports weakref, 0.1 MiB
 
@@ -279,7 +279,7 @@ def _make_exec(instrumenter: Instrumenter, tick: Callable[[], bool], namespace: 
         frame = sys._getframe(1)
         closure = {name: value for name, value in closure.items() if value is not None}
         text = _text(source)
-        if text is not None and not closure:  # else the real function runs a code object, or says what is wrong
+        if text is not None and not closure:  # otherwise the real function runs a code object, or raises
             source = instrumenter.make(text, "<string>", "exec", _inherited(frame))
         _exec(source, *_namespaces(globals, locals, frame, namespace), **closure)
 
@@ -316,7 +316,7 @@ def _inherited(frame: FrameType) -> int:
 def _namespaces(globals: Any, locals: Any, frame: FrameType, namespace: dict[str, Any]) -> tuple[Any, Any]:
     """Returns globals and locals as CPython chooses them for exec and eval called in this frame."""
     if globals is not None:
-        if isinstance(globals, dict):  # else the real function says what is wrong with it
+        if isinstance(globals, dict):  # otherwise the real function raises
             globals["__builtins__"] = namespace
         return globals, globals if locals is None else locals
     return frame.f_globals, locals_of(frame) if locals is None else locals
@@ -324,7 +324,7 @@ def _namespaces(globals: Any, locals: Any, frame: FrameType, namespace: dict[str
 
 def _make_input() -> Callable[..., str]:
     def input(prompt: object = "", /) -> str:
-        """Reads a line of the program's own sys.stdin; without one, the input is at its end."""
+        """Reads a line of the program's own sys.stdin; without one, raises EOFError."""
         try:
             return _input(prompt)
         except EOFError as end:

@@ -60,9 +60,10 @@ def check(
     sentinels: Sentinels,
     directories: Sequence[str] = (),
 ) -> Verdict:
-    """Never raises. The error of a verdict has type, message, line, traceback and statement, all bounded.
+    """Checks a source; never raises.
 
-    The program's own modules can be in `directories`.
+    The error of a verdict has type, message, line, traceback and statement, all bounded. `directories` are searched for
+    the program's own modules.
     """
     collecting = gc.isenabled()
     gc.disable()  # collecting while a large tree grows doubles the time
@@ -127,7 +128,7 @@ def _parse(source: str, filename: str, rules: Rules) -> ast.Module:
     nodes: Any = ast.walk(tree)
     for node in nodes:
         if getattr(node, "lineno", 0) in changed:
-            node.col_offset = node.end_col_offset = -1  # none: a traceback shows the line as it was written
+            node.col_offset = node.end_col_offset = -1  # no columns: a traceback shows the line as it was written
     return tree
 
 

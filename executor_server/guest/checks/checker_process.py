@@ -44,7 +44,7 @@ _is_prepared = False
 
 
 def prepare(source: str = "0", times: int = 1) -> None:
-    """Makes Python's lazy preparations, once in this process or in the one that it was forked from.
+    """Triggers Python's lazy initialization, once in this process or in the one that it was forked from.
 
     After several checks of PROGRAM, Python has specialized the code in place, and later forks copy fewer pages. In a
     process that forks no checker this would only take memory.

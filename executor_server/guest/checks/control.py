@@ -21,7 +21,7 @@ _GROUPS: Any = getattr(builtins, "BaseExceptionGroup", ())  # CPython 3.11 and l
 
 
 class ControlException(BaseException):
-    """Ends the execution. It is no Exception, so `except Exception` lets it pass."""
+    """Ends the execution. It is not an Exception, so `except Exception` lets it pass."""
 
     __module__ = "builtins"  # so that a traceback shows its plain name
 

@@ -2,7 +2,7 @@
 
 The program's own objects, and those of authorized modules, work as always. A library's namespace is shown through
 `Namespace`, which refuses an unauthorized module when it is taken out. In a list of values, a placeholder stands for
-such a module and is refused when it is used. So a program that only looks around goes on.
+such a module and is refused when it is used. So a program that only looks around keeps running.
 """
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Hooks:
         self.given: dict[int, tuple[Any, Any]] = {}
 
     def on_rules(self, given: list[tuple[Any, Any]]) -> None:
-        """Applies other rules; `given` has pairs of an object and its replacement for agent code."""
+        """Applies new rules; `given` has pairs of an object and its replacement for agent code."""
         self._check.on_rules()
         self.given = {id(real): (real, ours) for real, ours in (*given, *self._substitutes(bool(given)))}
 
@@ -222,7 +222,7 @@ class Hooks:
 
     def _attrgetter(self, *names: Any) -> Callable[[Any], Any]:
         """operator.attrgetter"""
-        operator.attrgetter(*names)  # raises for names that are wrong
+        operator.attrgetter(*names)  # raises for invalid names
         paths = [[self.check_name(part) for part in name.split(".")] for name in names]
 
         def walked(obj: Any, path: list[str]) -> Any:
@@ -260,7 +260,7 @@ class Hooks:
     def check_fields(self, text: str, value_of: Callable[[Any], Any], numbers: Iterator[int], depth: int = 0) -> None:
         """Checks the values that the fields of a format reach; `value_of` returns the argument of a name or number.
 
-        Raises as an invalid format does.
+        Raises what `str.format` raises for an invalid format.
         """
         for _, field, spec, _ in formatter_parser(text):
             if field is not None:

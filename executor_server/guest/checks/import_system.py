@@ -2,11 +2,11 @@
 
 The functions (of importlib, runpy, pkgutil, …) import only authorized modules for agent code, and any for a library.
 Code is the agent's when its frame has the agent's builtins, which all code of its namespace has. Only the calling frame
-decides: a library that calls such a function for the agent, with a name of the agent's, counts as a library.
+decides: a library that calls such a function for the agent, with a name that the agent chose, counts as a library.
 
 Every way to load a Python source (import statements, importlib, runpy, a loader made by hand) gets its code from
 `SourceFileLoader.get_code`. So the methods of the loaders are replaced, and no path of `sys.path` matters. Nothing is
-cached for the program's own modules: two edits within a second leave a file's time and size as they were, and a
+cached for the program's own modules: two edits within a second can leave a file's time and size unchanged, and a
 bytecode file, like an archive or a shared library, holds code that can't be checked.
 """
 
@@ -32,12 +32,12 @@ if TYPE_CHECKING:
     Asked = Callable[[tuple[Any, ...], dict[str, Any]], Iterable[Any]]
     """Returns the names that a call with these arguments imports."""
 
-# Parts of a dotted name, the last of which may be attributes.
+# Parts of a dotted name; the last ones may be attributes.
 _MAX_PARTS = 32
 
 
 class ImportFunctions:
-    """Guards those of importlib at once, the others when agent code has imported their module."""
+    """Guards importlib's functions at once, and the others when agent code has imported their module."""
 
     def __init__(self, agent_builtins: dict[str, Any], enforcer: RuleEnforcer) -> None:
         self._agent_builtins = agent_builtins
@@ -94,7 +94,7 @@ class ImportFunctions:
         setattr(owner, name, kind(checked) if kind is not None else checked)
 
     def _guard_runs(self, runpy: ModuleType) -> None:
-        """Instruments a file that agent code runs, like text that it passes to `exec`, and runs it like that."""
+        """Treats a file that agent code runs like text that it passes to `exec`: instruments it and runs it so."""
         agent_builtins, names, real_compile, real_exec = self._agent_builtins, vars(runpy), compile, exec
 
         def is_agents() -> bool:
@@ -116,7 +116,7 @@ class ImportFunctions:
 
 
 def _check_file(enforcer: RuleEnforcer, module: str, path: Any) -> None:
-    """Refuses the load of a file under this name, unless it is the program's own or a library's that is authorized."""
+    """Refuses to load a file under this name, unless the file is the program's own or an authorized library's."""
     own, rules = enforcer.own, enforcer.rules
     if isinstance(path, (str, bytes, os.PathLike)) and own.owns_path(path):
         names, may = [module], rules.authorizes_own
@@ -223,7 +223,7 @@ _FUNCTIONS: dict[str, dict[str, Asked]] = {
 def guard_loaders(
     own: OwnModules, enforcer: RuleEnforcer, agent_builtins: dict[str, Any], make_code: Callable[..., Any]
 ) -> None:
-    """Has Python's loaders load the program's own modules as agent code.
+    """Makes Python's loaders load the program's own modules as agent code.
 
     `make_code(source, path, package)` checks and instruments.
     """
@@ -252,7 +252,7 @@ def guard_loaders(
         return create_module
 
     def unchecked(real: Callable[..., Any]) -> Callable[..., Any]:
-        """Refuses code in another form than source, unless there is nothing that could be refused."""
+        """Refuses code that is not source, unless the rules permit everything."""
 
         def checked(loader: Any, what: Any) -> Any:
             module = getattr(what, "name", what)

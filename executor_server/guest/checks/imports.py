@@ -1,10 +1,10 @@
 """Checks the imports of agent code, in its source and again when they happen.
 
-A library's own imports are free. Both checks reach the same verdict. The first also sees imports in branches that are
-never taken; such a program is refused as a whole. A refusal is no ImportError, because a program that handled one would
-go on as if the module were merely missing.
+A library's own imports are not checked. Both checks reach the same verdict. The first also sees imports in branches
+that are never taken; such a program is refused as a whole. A refusal is not an ImportError, because a program that
+handled one would go on as if the module were merely missing.
 
-Using a loaded module is no import. Authorizing `sys` authorizes `sys.modules`; only the rules
+Using a loaded module is not an import. Authorizing `sys` authorizes `sys.modules`; only the rules
 language.module_attributes and language.foreign_modules check attributes (hooks.py).
 """
 
@@ -77,7 +77,7 @@ def listed(patterns: Sequence[str]) -> str:
 def refused_module(module: str, names: Iterable[str], rules: Rules, own: NoModules) -> str:
     """Returns the refused module of `[from] module import [names]`; empty when all are allowed.
 
-    `own` knows the modules of the program's own.
+    `own` knows the program's own modules.
     """
     if module == "__future__":
         return ""  # part of the language
@@ -177,7 +177,7 @@ def make_import(
 
 
 def _forget(modules: set[str]) -> None:
-    """Removes the modules of an import that was cut short: some are half made, and others lack their submodules.
+    """Removes the modules of an interrupted import: some are half initialized, and others lack their submodules.
 
     Modules in C stay, as many can't be loaded twice.
     """
@@ -209,7 +209,7 @@ def make_statement_import(
 
 
 def check_import(enforcer: RuleEnforcer, name: Any, names: Any = (), level: int = 0, package: Any = None) -> None:
-    """Refuses an import by agent code, unless it is authorized or loads a module of its own."""
+    """Refuses an import by agent code, unless it is authorized or loads one of the program's own modules."""
     if not isinstance(name, str) or not isinstance(level, int):
         return  # the real import raises the TypeError
     if type(name) is not str:

@@ -5,14 +5,14 @@ Promises
   too) ticks. The rest, straight-line code, is bounded by the size of its source.
 - The head of every `except` calls the guard, which raises control exceptions again.
 - The value of the trailing expression, or of the last statement, is passed to `keep`.
-- Under rules of the language, accesses go through hooks (accesses.py).
+- Under language rules, accesses go through hooks (accesses.py).
 - Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
 
 There are two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which
 takes an element and then a tick, asks for its iterator when and as often as the loop would, and never looks ahead.
-Making it costs as much as ten to twenty ticks. So it serves loops that are in no other loop, the first clause of a
-comprehension, and inner loops unless they surely have few turns. It ticks before the element is assigned, so an element
-that does not fit the target of such a loop is counted, too. Every other tick is a call of `next(ticks)`.
+Creating it costs as much as ten to twenty ticks. So it is used for outermost loops, for the first clause of a
+comprehension, and for inner loops unless they surely have few iterations. It ticks before the element is assigned, so
+an element that does not fit the target of such a loop is counted, too. Every other tick is a call of `next(ticks)`.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def instrument(
     """Rewrites the tree in place.
 
     With `string_annotations`, or when the tree itself has `from __future__ import annotations`, the compiler turns
-    annotations into text: they are no code then, and are left alone.
+    annotations into text: they are not code then, and are left alone.
     """
     editor = _Editor(sentinels)
     skipped = _ANNOTATIONS if string_annotations or _has_string_annotations(tree) else ()
@@ -86,7 +86,7 @@ def instrument(
 # ---------------------------------------------------------------------------------------------------------------------
 # The edits. Positions are those of the user's code next to them, so that a traceback points there.
 
-# Turns of a loop within another up to which counting in its body is cheaper than an iterator that counts.
+# Up to this many iterations, counting in the body of an inner loop is cheaper than a counting iterator.
 _FEW_TURNS = 12
 _STATEMENT_LISTS = ("body", "orelse", "finalbody")
 _TryStar: Any = getattr(ast, "TryStar", None)  # CPython 3.11 and later
@@ -158,8 +158,8 @@ class _Editor:
     def _keep_all(self, statements: list[stmt]) -> None:
         """Passes the value of each statement to `keep`, which stores the last that is not None.
 
-        As in smolagents' local executor, `for` and `if` have the last value inside of them; `while`, `with` and `try`
-        have none.
+        As in smolagents' local executor, the value of `for` and `if` is the last value inside them; `while`, `with` and
+        `try` have none.
         """
         pending = [statements]
         while pending:
@@ -230,7 +230,7 @@ def _is_docstring(statement: Any) -> bool:
 
 
 def _is_short(iterable: expr) -> bool:
-    """True for a loop that surely has few turns: fewer than it takes to win back the iterator that counts them."""
+    """True if the loop surely has too few iterations for a counting iterator to pay off."""
     if isinstance(iterable, (ast.Tuple, ast.List)):
         return len(iterable.elts) <= _FEW_TURNS and not any(type(each) is ast.Starred for each in iterable.elts)
     if type(iterable) is Call and type(iterable.func) is ast.Name and iterable.func.id == "range":
@@ -297,14 +297,14 @@ def _first_line(statement: stmt) -> int:
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Programs that need a running event loop although they await nothing, as in a notebook: `task = create_task(work())`
-# may stand in a step of its own. A program that runs a loop itself, as by `asyncio.run`, can't be in another one.
+# may stand in a step of its own. A program that runs a loop itself, as with `asyncio.run`, can't run in another one.
 
 _NEED = frozenset({"create_task", "ensure_future", "gather", "get_running_loop", "current_task"})
 _RUN = frozenset({"run", "Runner", "run_until_complete", "run_forever"})
 
 
 def run_in_loop(tree: ast.Module, source: str) -> None:
-    """Gives such a program an `await` that is never reached: it is compiled to a coroutine."""
+    """Gives such a program an `await` that is never reached, so that it compiles to a coroutine."""
     if not any(name in source for name in _NEED) or not _needs_loop(tree):
         return
     never = ast.Expr(value=ast.Await(value=ast.Constant(value=None)))

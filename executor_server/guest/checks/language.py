@@ -63,7 +63,7 @@ _MAX_WHAT_CHARS = 200
 
 
 class PolicyDenied(Refusal):
-    """Agent code broke a rule of the language."""
+    """Agent code broke a language rule."""
 
     __module__ = "builtins"  # so that a traceback shows its plain name
     outcome = "policy_denied"

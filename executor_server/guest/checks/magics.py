@@ -19,7 +19,7 @@ _INSTALL = (
     r"\s*(?P<command>[!%]{0,2}\s*(?:(?:python[\d.]*|\{?sys\.executable\}?)\s+-m\s+)?(?:uv\s+)?(?:pip[\d.]*|conda|mamba)"
     r"\s+install)(?:\s+(?P<rest>.*))?$"
 )
-# A distribution with extras and bounds. What else stands on such a line is no name to repeat.
+# A distribution with extras and bounds. Anything else on such a line is not a name, and messages do not repeat it.
 _REQUIREMENT = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}(?:\[[A-Za-z0-9._,-]{1,64}\])?(?:[<>=!~]=?[A-Za-z0-9.*+]+)?"
 _LINE_CHARS_MAX = 1_000
 _NAMES_MAX = 8
@@ -43,7 +43,7 @@ _TIMEIT = re.compile(r"((?:\s*-[a-z]\s*\d*\b)*)\s*(.*)", re.DOTALL)
 _NOTHING = ("autoreload", "config", "load_ext", "matplotlib", "reload_ext")  # figures are shown, edits are seen
 _COMMANDS = ("cat", "cp", "ls", "mkdir", "mv", "pip", "rm", "rmdir", "sx", "system")
 _DISPLAYS = {"html": "text/html", "latex": "text/latex", "markdown": "text/markdown", "svg": "image/svg+xml"}
-_TEXTS = ("bash", "sh", "writefile", *_DISPLAYS)  # cells that are no Python
+_TEXTS = ("bash", "sh", "writefile", *_DISPLAYS)  # cells that are not Python
 _LINES = ("cd", "env", "pwd", "set_env", "time", "timeit", *_COMMANDS, *_NOTHING)
 _INSTEAD = {"capture": "leave the line out", "run": "write !python FILE, or import the module"}
 _INSTEAD.update(timeit="write %timeit STATEMENT", who="print the variables", whos="print the variables")
@@ -71,7 +71,7 @@ def explanation(line: str) -> Optional[str]:
 
 
 def _installation(line: str) -> Optional[str]:
-    """Returns the message for a source line that is no Python because it installs packages; None for any other."""
+    """Returns the message for a line that is not Python because it installs packages; None for any other."""
     found = re.match(_INSTALL, line[:_LINE_CHARS_MAX])
     if found is None:
         return None
@@ -97,7 +97,7 @@ def _requirements(rest: str) -> list[str]:
 def translate(source: str, filename: str, *, installs: bool = False) -> tuple[str, set[int]]:
     """Returns the source as Python, and the numbers of the lines that it changed.
 
-    A command that installs packages is one only with `installs`. Raises SyntaxError for a cell that it does not know.
+    Translates commands that install packages only with `installs`. Raises SyntaxError for an unknown cell magic.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     done: list[str] = []
@@ -159,7 +159,7 @@ def _cell(name: str, options: str, body: str) -> Optional[str]:
 
 
 def _text(text: str) -> str:
-    """Returns the code for a text in which values may be asked for."""
+    """Returns the code for a text that may refer to variables: {x}, $x."""
     return f"get_ipython().expanded({text!r})" if "{" in text or "$" in text else repr(text)
 
 

@@ -50,7 +50,7 @@ class OperationLimitExceeded(ControlException):
     __module__ = "builtins"  # so that a traceback shows its plain name
 
     def __init__(self, limit: int, of_session: int | None = None) -> None:
-        """`of_session` is the budget of the whole session, when its rest was smaller than the one of an execution."""
+        """`of_session` is the whole session's budget, given if less was left of it than an execution may spend."""
         what = f"{limit}"
         if of_session is not None:
             what = f"the session, session_operations = {of_session}, of which {limit} were left"
@@ -113,8 +113,8 @@ class Meter:
     ) -> None:
         """Begins an execution that may spend `budget` operations; `calls` has functions to call, by operation.
 
-        An exception of such a function goes to the program; it must not tick. `on_stop` is called when the execution is
-        stopped, and at each tick that is refused. `of_session`: see the exception.
+        Such a function must not tick; its exceptions go to the program. `on_stop` is called when the execution is
+        stopped, and at each refused tick. `of_session`: see OperationLimitExceeded.
         """
         if budget < 0:
             raise ValueError(f"an operation budget is not negative: {budget}")
@@ -156,7 +156,7 @@ class Meter:
         self._report_stop()
 
     def finish(self) -> int:
-        """Ends the execution and returns its count; ticks are free from here on."""
+        """Ends the execution and returns its count; ticks are free afterwards."""
         self._spent = self.used()
         self.raised = self._on_stop = None  # the traceback of `raised` holds every frame that it passed
         self._enter([], lambda: True)
@@ -175,7 +175,7 @@ class Meter:
             self._on_stop()
 
     def _last_segment(self, phase: int, answer: Callable[[], bool]) -> Iterator[bool]:
-        """Returns the endless segment of a phase; then StopIteration moves `chain` to the next one."""
+        """Returns a segment that is endless during its phase; then its StopIteration moves `chain` to the next one."""
 
         def tick(_: None) -> bool:
             if phase < self._phase:

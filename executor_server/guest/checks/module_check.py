@@ -31,7 +31,7 @@ class ModuleCheck:
         self._indexed = 0
 
     def on_rules(self) -> None:
-        """Applies other rules."""
+        """Applies new rules."""
         self._allowed = {}
 
     def check(self, module: ModuleType, path: str = "") -> None:
@@ -103,7 +103,7 @@ class ModuleCheck:
         return may and not any(map(rules.denies, known))
 
     def may_fill(self, loader: Any, name: str, modules: tuple[Any, ...]) -> bool:
-        """True when a loader may run the code of what it calls `name` in these modules."""
+        """True when a loader may run the code of the module `name` in these module objects."""
         path, own = source_file(loader), self._enforcer.own
         if path is not None and own.owns_path(path):
             return all(is_module(each) and own.owns(each) for each in modules)

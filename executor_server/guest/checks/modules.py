@@ -22,12 +22,12 @@ def name_of(module: ModuleType) -> str:
 
 
 def class_module(cls: type) -> str:
-    """Returns a class's `__module__`, past a metaclass that would answer otherwise."""
+    """Returns a class's `__module__`, bypassing a metaclass that overrides it."""
     return str(type.__dict__["__module__"].__get__(cls, type))
 
 
 def names_of(module: ModuleType) -> dict[str, Any]:
-    """Returns a module's names, past a `__dict__` of its own class: some load all their parts then, or fail."""
+    """Returns a module's names, bypassing a `__dict__` of its class: reading some of them loads all parts, or fails."""
     names: Any = _DICT.__get__(module)
     return names if type(names) is dict else {}
 
@@ -42,7 +42,7 @@ _names: set[str] = set()
 
 
 def standard_modules() -> set[str]:
-    """Returns the names of Python's own modules; they are made at their first use, which few sessions have."""
+    """Returns the names of Python's own modules. The set is built at its first use, because few sessions need it."""
     if not _names:
         _names.update((*getattr(sys, "stdlib_module_names", ()), *_LISTED.split()))
     return _names

@@ -24,7 +24,7 @@ MISSING = (
     "[the image lacks the package, and a running session can't install any; create the session with "
     'packages=["{name}"] (executor run --with {name}), if the policy allows it]'
 )
-# getaddrinfo's NONAME, AGAIN, FAIL and NODATA. Local names, as localhost, are found without a network.
+# getaddrinfo's NONAME, AGAIN, FAIL and NODATA. Local names such as localhost are found without a network.
 _NO_ADDRESS = (-2, -3, -4, -5)
 _NO_ROUTE = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.ENETDOWN)
 _MAX_EXCEPTIONS = 64

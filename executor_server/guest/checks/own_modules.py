@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from typing import Any, Iterator, Sequence
 
 # Modules of the guest that stand for IPython's where it is not installed (interpreter/notebook.py). They give a program
-# nothing that it has not, so they are taken for its own.
+# nothing that it lacks, so they count as its own.
 NOTEBOOK_MODULES = ("IPython", "IPython.core", "IPython.core.display", "IPython.display")
 # Directories in which the checker looks for a module before it refuses a source.
 _MAX_DIRECTORIES = 1_000
@@ -47,7 +47,7 @@ class NoModules:
         return False
 
     def owns_names(self, names: dict[str, Any]) -> bool:
-        """True for the names of such a module."""
+        """True for the namespace of a loaded module of the program's own."""
         return False
 
     def library_name(self, path: Any) -> str:
@@ -59,8 +59,8 @@ class NoModules:
 
 
 class FoundFiles(NoModules):
-    """Files that may be modules, for the checker. It doesn't know the interpreter's `sys.path`, so it doubts in favour
-    of the program: the same rules hold when the import happens."""
+    """Files that may be modules, for the checker. It doesn't know the interpreter's `sys.path`, so it gives the program
+    the benefit of the doubt: the same rules are applied again when the import happens."""
 
     def __init__(self, directories: Sequence[str], source: str) -> None:
         self._directories = directories
@@ -80,7 +80,7 @@ class FoundFiles(NoModules):
         left = _MAX_DIRECTORIES
         for directory in self._directories:
             for place, below, files in os.walk(directory):
-                # What is mounted there is a library: the environment of an image may live below /tmp.
+                # A mounted directory is a library: the environment of an image may live below /tmp.
                 below[:] = [name for name in below if not os.path.ismount(f"{place}/{name}")]
                 left -= 1
                 if left < 0:
@@ -92,7 +92,7 @@ class OwnModules(NoModules):
     """The modules of the program in an interpreter."""
 
     def __init__(self, archive: str, stand_ins: type) -> None:
-        """`archive` has the guest's own modules. What a loader of the type `stand_ins` loads is the program's."""
+        """`archive` has the guest's own modules. Modules from a loader of type `stand_ins` count as the program's."""
         self._stand_ins = stand_ins
         self._spaces: dict[int, dict[str, Any]] = {}  # names of loaded modules of the program's own
         known = [os.path.dirname(os.__file__), archive, *sys.path]
@@ -139,7 +139,7 @@ class OwnModules(NoModules):
         try:
             return _realpath(plain) != plain or not _statvfs(plain).f_flag & os.ST_RDONLY
         except OSError:
-            return True  # in an archive, or not there
+            return True  # in an archive, or missing
 
     def library_name(self, path: Any) -> str:
         plain = _abspath(_fsdecode(path)) if isinstance(path, (str, bytes, os.PathLike)) else ""
@@ -154,7 +154,7 @@ class OwnModules(NoModules):
         for path, finder in list(sys.path_importer_cache.items()):
             if f"{path}/".startswith(self._libraries):
                 continue
-            if finder is None:  # remembered as no directory
+            if finder is None:  # cached as "not a directory"
                 sys.path_importer_cache.pop(path, None)
-            elif hasattr(finder, "invalidate_caches"):  # its list is of a directory whose time has steps of 4 ms
+            elif hasattr(finder, "invalidate_caches"):  # its listing is as old as the directory's mtime: steps of 4 ms
                 finder.invalidate_caches()

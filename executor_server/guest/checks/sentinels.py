@@ -47,7 +47,7 @@ class Sentinels:
     def constants(self, ticks: Iterator[bool], hooks: Any = None, keep: LastValue | None = None) -> dict[bytes, object]:
         """Returns the object that `bind` puts in place of each sentinel.
 
-        Only code made with an output mode needs `keep`, and only code made under rules of the language `hooks`.
+        Only code made with an output mode needs `keep`; only code made under language rules needs `hooks`.
         """
         hooked = {} if hooks is None else {getattr(self, name): getattr(hooks, name) for name in HOOKS}
         return {

@@ -1,4 +1,4 @@
-"""Bounds the time of a program's own code where no execution bounds it: of its values, its figures, its pickles."""
+"""Bounds the time of a program's own code outside executions: the code of its values, its figures, its pickles."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class TimeUp(ControlException):
 def within(time_s: float, function: Callable[..., Any], *args: Any) -> Any:
     """Calls a function in the main thread, and raises TimeUp in it when `time_s` are over, again and again.
 
-    Timers of the program end with this.
+    Clears the program's own timers.
     """
     is_running = True
 

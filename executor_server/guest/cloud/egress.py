@@ -1,4 +1,4 @@
-"""`python3 GUEST egress SOCKET NONCE`: serves the sandbox's way out in a machine of the cloud.
+"""`python3 GUEST egress SOCKET NONCE`: runs the egress proxy of a sandbox in a cloud machine.
 
 The daemon can't take the listener of a sandbox in a machine that is not its own, so the proxy comes to the listener: a
 command like the relay (relay.py), as root next to the sandbox, in the machine's own network. Agent code can neither see
@@ -13,8 +13,8 @@ Invariant: one process serves a listener. The daemon starts another one where a 
 not have noticed. So a process takes a lock next to the socket before it asks for the listener, and kills the process
 that holds the lock. The directory is root's alone, so the number in the file is that of a predecessor.
 
-A process without a daemon must not go on: what it moves would not be counted, and could not be forbidden. It ends when
-a stream closes, and when nothing was heard for _SILENCE_S; the daemon sends requests more often than that.
+A process without a daemon must not go on: nobody would count the bytes that it moves, or could forbid them. It ends
+when a stream closes, and when nothing arrives for _SILENCE_S; the daemon sends requests more often than that.
 
 No TLS is terminated here and no secret known: the machine is the cloud's.
 """
@@ -45,7 +45,7 @@ from ..wire.schema import message_of
 
 _STDIN, _STDOUT = 0, 1
 _READ_BYTES = 64 * 1024
-# Reports that wait for the daemon's stream; a stream that takes none for so long has no reader.
+# Bytes of reports that may wait for the daemon's stream; with more waiting, the stream has no reader.
 _MAX_WAITING_BYTES = 2**23
 _SILENCE_S = 45.0
 _WATCH_S = 5.0
@@ -54,7 +54,7 @@ _ANSWER_BYTES = 1024
 # Seconds for a predecessor to die of SIGKILL and to leave the lock.
 _LOCK_S = 5.0
 _MAX_NONCE_CHARS = 64
-# The daemon answers over a cloud, and a refusal waits so long for it: its notice is to reach the log of its step.
+# The daemon answers through the cloud. A refusal waits this long for it, so that its notice reaches the step's log.
 _LIMITS = Limits(notice_s=2.0)
 
 
@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         raise SystemExit("the nonce is not letters and digits")
     os.set_blocking(_STDIN, False)
     os.set_blocking(_STDOUT, False)
-    # Not by returning from here: threads that wait for a name server must not hold the process.
+    # Not by returning from here: threads that wait for a name server must not keep the process alive.
     os._exit(asyncio.run(_serve(path, nonce)))
 
 

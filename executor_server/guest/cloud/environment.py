@@ -1,8 +1,8 @@
-"""Unpacks the environment of a sandbox in a machine of the cloud: as root, before the sandbox is there.
+"""Unpacks the environment of a sandbox in a cloud machine: as root, before the sandbox exists.
 
-The archive is the daemon's own work, and comes in parts. What is unpacked belongs to root, on the machine's disk, and
-the sandbox sees it by a mount that is read-only. Parts are read one after the other and go when all is unpacked, so a
-machine with little memory will do, and its disk has the packages once.
+The archive is the daemon's own work, and comes in parts. The unpacked files belong to root, on the machine's disk, and
+the sandbox sees them through a read-only mount. Parts are read one after the other and removed when all is unpacked, so
+a machine with little memory will do, and its disk has the packages once.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Environment:
 
 
 def unpack(environment: Environment) -> None:
-    """Unpacks it, again where an earlier attempt did not end. Raises OSError and ValueError."""
+    """Unpacks the archive, from the start if an earlier attempt broke off. Raises OSError and ValueError."""
     if sys.version_info[: len(environment.version)] != environment.version:
         wanted = ".".join(map(str, environment.version))
         raise ValueError(f"its packages are for Python {wanted}, and this is {sys.version.split()[0]}")

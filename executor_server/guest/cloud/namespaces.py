@@ -15,7 +15,7 @@ everything in the sandbox.
 
 Invariants:
 
-- The command runs as root and exits with 0 only when the guest has said that its modules are loaded. Otherwise it
+- The command runs as root and exits with 0 only when the guest has reported that its modules are loaded. Otherwise it
   prints one line with the reason on standard error, exits with 1, and nothing of the sandbox is left.
 - It may be repeated. A retry after a lost answer finds the directory; a guest that listens there counts as started, and
   one that does not is never started a second time, because its client would take the new guest for the old one.
@@ -176,7 +176,7 @@ def _start(config: Config) -> None:
     child = os.fork()  # the first process of the new pid namespace
     if child == 0:
         _become_sandbox(inside)
-    # Only the child may hold the end to write to: when it dies, the read below ends at once, and not at its deadline.
+    # Only the child may hold the write end: when it dies, the read below ends at once, and not at its deadline.
     os.close(ready_write)
     try:
         answer = _read_within(ready_read, deadline)
@@ -302,8 +302,8 @@ def _build_files(inside: _Inside) -> None:
     """Makes the root that the sandbox sees.
 
     In the new mount namespace, or it would replace the machine's. By a process of the new pid namespace, since /proc
-    shows the processes of the namespace of its mounter. As root, with CAP_SYS_ADMIN, so before `_become_user`. From
-    here on no path leads to a file of the machine that is not shown on purpose.
+    shows the processes of the namespace of its mounter. As root, with CAP_SYS_ADMIN, so before `_become_user`.
+    Afterwards no path leads to a file of the machine that is not shown on purpose.
     """
     packages = inside.config.packages
     environment = None if packages is None else packages.directory

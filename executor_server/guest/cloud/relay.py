@@ -11,7 +11,7 @@ other end wait. It exits when either end closes, with one of these codes:
     0  the guest closed the socket, or another connection has taken its place
     66  no process listens at the socket (EX_NOINPUT: no code that a shell or Python ends with by itself)
     75  connecting failed for another reason, such as too little memory (EX_TEMPFAIL)
-    3  standard input held something that is no line: nothing of it was forwarded
+    3  standard input held something that is not a line: nothing of it was forwarded
     4  standard input or output was closed
 """
 

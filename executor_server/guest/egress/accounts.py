@@ -161,7 +161,7 @@ class WorkShare:
                 self._waiting.append(turn)
                 try:
                     yield from turn
-                except BaseException as error:  # noqa: BLE001 - a cancellation, which is the work's to take
+                except BaseException as error:  # noqa: BLE001 - a cancellation, which is meant for the work
                     step, argument = work.throw, error
             since = time.perf_counter()
             try:
@@ -197,7 +197,7 @@ class Room:
     """The room for connections of all sessions, which share the descriptors of the process.
 
     Half of the room goes to those that come first. The other half is divided equally, so that a greedy session leaves
-    each other one its part. An eighth of the descriptors is kept for the rest of the process: it has to end if it
+    every other session its share. An eighth of the descriptors is kept for the rest of the process: it has to end if it
     lacks one to receive a listener.
     """
 
@@ -219,7 +219,7 @@ class MinuteCount:
         self._times: Deque[float] = deque()
 
     def take(self, now: float, limit: int) -> bool:
-        """False, and counts nothing, when there were `limit` in the last minute. So it holds at most `limit` times."""
+        """Counts an event; false, without counting, if there were `limit` in the last minute: so it keeps no more."""
         while self._times and self._times[0] <= now - _MINUTE_S:
             self._times.popleft()
         if len(self._times) >= limit:
@@ -238,7 +238,7 @@ class Bucket:
         self._filled_at = now
 
     def widen(self, new_connections_per_minute: int) -> None:
-        """Does not slow down a policy that grants many connections: the pace is twice what it grants."""
+        """Raises the pace to twice what the policy grants, so that it does not slow down one that grants much."""
         self._per_s = max(self._per_s, min(_FASTEST_PER_S, 2 * new_connections_per_minute / _MINUTE_S))
         more = max(0.0, min(_FASTEST_PER_S, new_connections_per_minute) - self._burst)
         self._burst += more

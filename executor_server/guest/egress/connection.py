@@ -1,4 +1,4 @@
-"""One connection of a sandbox, from its head to its end: head, rule, addresses, and then what it asked for."""
+"""One connection of a sandbox, from its head to its end: head, rule, addresses, and then the tunnel or the request."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Connection:
         self._time_limit: Optional[asyncio.TimerHandle] = None
         self._sent = self._received = 0
         self.decided = False  # it has a target and a rule
-        self.has_place = False  # one of those that the session's rules limit
+        self.has_place = False  # it counts towards the rules' max_connections
         self.session_id = session.session_id
         self.client = sock  # non-blocking
         self.buffered = b""  # sent by the client behind the head of its CONNECT; usually nothing
@@ -73,7 +73,7 @@ class Connection:
             self._task.cancel()
 
     def dismiss(self, refusal: Refusal) -> None:
-        """Cuts off a held connection. Its client gets the refusal as far as that goes without waiting."""
+        """Cuts off a held connection. Its client gets as much of the refusal as can be sent without waiting."""
         try:
             self._client.sock.send(response_to(refusal, with_body=self._method != b"HEAD"))
         except OSError:
@@ -81,7 +81,7 @@ class Connection:
         self.end(refusal.reason)
 
     def limit_time(self, seconds: float) -> None:
-        """Ends the connection so long after it was made."""
+        """Ends the connection this long after it was made."""
         if self._time_limit is not None:
             self._time_limit.cancel()
         if self._upstream is not None:
@@ -138,7 +138,7 @@ class Connection:
             await self._forward(head)
 
     async def _read_head(self, reader: HeadReader, buffered: bytes = b"") -> Optional[Head]:
-        """The head; None when the client sent nothing: browsers open connections that they may not need."""
+        """Returns the head; None if the client sent nothing: browsers open connections that they may not need."""
         deadline = self._loop.time() + self._session.limits.head_s
         try:
             head = reader.feed(buffered) if buffered else None
@@ -189,14 +189,14 @@ class Connection:
         await Splice(self.client, dialled.sock, self, check, limits).run(self.buffered)
 
     def _terminator(self) -> Optional[Terminator]:
-        """Rules with secrets need the plain text. Where there is no terminator, none is ever set."""
+        """Rules with secrets need the plain text. Where there is no terminator, no rule has secrets."""
         return self._session.terminator if self.allowed.secrets else None
 
     async def _forward_from_tunnel(self) -> None:
-        """Reads the request as one without a tunnel: a copy would let requests for other hosts follow it."""
+        """Reads the request as if there were no tunnel: copying bytes would let requests for other hosts follow it."""
         limits = self._session.limits
         buffered, self.buffered = self.buffered, b""
-        self._answered = False  # a refusal answers the request in the tunnel from here on
+        self._answered = False  # now a refusal answers the request in the tunnel
         head = await self._read_head(TunnelHeadReader(self.target, limits.head_bytes, limits.head_lines), buffered)
         if head is not None:
             await self._forward(head, in_tunnel=True)
@@ -311,7 +311,7 @@ class Connection:
             self.forget(wake)
 
     def call_when_open(self, callback: Callable[[], None]) -> None:
-        """Calls back once there may be room again. The same callback twice is one."""
+        """Calls back once there may be room again. A callback that is added twice is called once."""
         self._session.account.call_when_open(callback)
 
     def forget(self, callback: Callable[[], None]) -> None:
@@ -326,7 +326,7 @@ class Connection:
         self._session.account.count_received(count)
 
     async def dial(self) -> Dialled:
-        """Another connection to the same target, resolved and classified again. Raises Refusal."""
+        """Makes another connection to the target, which is resolved and classified again. Raises Refusal."""
         dialer = self._session.dialer
         return await dialer.connect(self.target, await dialer.find(self.target))
 

@@ -1,17 +1,17 @@
-"""The protocol between a proxy and those who have sessions, and the server that drives a proxy by it.
+"""The protocol between a proxy and the owners of sessions, and the server that drives a proxy with it.
 
 Theory of operation. Both directions carry lines of JSON objects with a `type`, over any stream of bytes that keeps its
 order. Commands that are to be answered have a `number`; the answer is `done` or `failed` with the same one.
 
 To the proxy:
     bind     number, session, rules, used, total_bytes    serve the listener that came with it; replaces an earlier one
-    change   session, rules                                close what they do not allow any more
+    change   session, rules                                close connections that the rules no longer allow
     allow    session, total_bytes                          bound of sent and received bytes together; null: none
     exhaust  session, reason                               close all and refuse new ones, for this reason; null: go on
-    settle   number, session                               answered when all reports so far were sent; "": of no session
+    settle   number, session                               answered when all reports so far were sent; "": no session's
     end      number, session                               answered when the connections are closed, and reported
     ack      number                                        the refusal was recorded: its answer may leave
-    ruled    number, why                                   an approval was given; or was not, for this reason
+    ruled    number, why                                   an approval was given (""), or was not, for this reason
 
 From the proxy:
     done     number
@@ -25,8 +25,8 @@ From the proxy:
     withdrawn  session, number                             none waits for it any more
     misused  session                                       its listener was made to block the proxy, and is closed
 
-Order carries meaning: what is reported before `done` of a settle or an end had happened before it, so the caller that
-waits for the answer has the reports. A line has a maximum in each direction, which the reader enforces before it keeps
+Order matters: everything that happened before the `done` of a settle or an end is reported before it, so a caller that
+waits for the answer has all reports. A line has a maximum in each direction, which the reader enforces before it keeps
 the bytes.
 
 Refusals are the only reports that a sandbox can cause without limit. So each session, and all of them together, may
@@ -57,7 +57,7 @@ DENIALS_PER_S = 20.0
 DENIALS_BURST = 100.0
 ALL_DENIALS_PER_S = 500.0
 ALL_DENIALS_BURST = 1000.0
-# Bytes on their way to the reader above which refusals are counted only.
+# With more bytes than this on their way to the reader, refusals are only counted.
 BEHIND_BYTES = 2**18
 # Seconds until refusals that were only counted are reported.
 _COUNT_S = 0.5
@@ -73,15 +73,15 @@ def encode(message: Message) -> bytes:
 
 
 class LineReader:
-    """Makes messages of a stream of bytes. Keeps no more than one line's maximum beyond what it is fed."""
+    """Makes messages from a stream of bytes. Keeps no more than one line's maximum beyond what it is fed."""
 
     def __init__(self, max_line_bytes: int) -> None:
         self._max_line_bytes = max_line_bytes
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[Message]:
-        """Yields the messages that are complete now. Raises ControlError where one is wrong; the stream is of no use
-        then."""
+        """Yields the messages that are complete now. Raises ControlError for an invalid one; the stream is useless
+        afterwards."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         for line in lines:
             self._check(line)
@@ -106,7 +106,7 @@ def _decode(line: bytes) -> Message:
 class ControlServer:
     """Carries out commands on a proxy, whose Reporter it is. Every command comes from a trusted daemon.
 
-    `send` takes one line and must not block; `backlog_bytes` says how much of that waits for the reader.
+    `send` takes one line and must not block; `backlog_bytes` returns how many sent bytes still wait for the reader.
     """
 
     def __init__(self, send: Callable[[bytes], None], backlog_bytes: Callable[[], int]) -> None:
@@ -184,7 +184,7 @@ class ControlServer:
 
     def _end(self, message: Message) -> None:
         number, session_id = int(message["number"]), message["session"]
-        # Called here and not in the task: a bind of the same session may follow in the same piece of bytes.
+        # Called here and not in the task: a bind of the same session may follow in the same chunk of bytes.
         ending = self._the_proxy.end(session_id)
         self._tasks[number] = asyncio.ensure_future(self._end_session(number, session_id, ending))
 
@@ -287,7 +287,7 @@ class ControlServer:
         self._send(encode(message))
 
     async def close(self) -> None:
-        """Forgets what is unfinished. The proxy is for the caller to close."""
+        """Cancels unfinished commands. The caller closes the proxy."""
         if self._count_timer is not None:
             self._count_timer.cancel()
         tasks = list(self._tasks.values())

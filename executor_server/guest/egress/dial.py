@@ -73,7 +73,7 @@ class Dialer:
         self._cache: "OrderedDict[str, Tuple[float, Sequence[str]]]" = OrderedDict()
 
     async def find(self, target: Target) -> Sequence[str]:
-        """The addresses that may be connected to. Raises Refusal."""
+        """Returns the addresses that may be connected to. Raises Refusal."""
         if target.is_address:
             return self._classify(target, (target.host,))
         if self._resolver is None:
@@ -81,7 +81,7 @@ class Dialer:
         return self._classify(target, await self._resolve(self._resolver, target))
 
     async def connect(self, target: Target, addresses: Sequence[str]) -> Dialled:
-        """Connects to the first of the addresses that `find` gave and that answers. Raises Refusal."""
+        """Connects to the first address that answers, of those that `find` gave. Raises Refusal."""
         deadline = self._loop.time() + self._limits.dial_s
         failure = "its addresses could not be tried in time"
         for address in addresses[: self._limits.addresses]:
@@ -103,7 +103,7 @@ class Dialer:
             elif not refused:
                 refused, clause = address, why
         if not usable:
-            # The sentence has no address in it: it goes to the sandbox, which is not to map the network by asking.
+            # The sentence contains no address: it goes to the sandbox, which must not map the network this way.
             raise Refusal(reasons.REFUSED_ADDRESS, f"{target} is refused: its address {clause}", address=refused)
         return usable
 

@@ -105,7 +105,7 @@ class Endpoint:
 
 
 class LoopShare:
-    """Gives the loop to others now and then, for a coroutine between two quick peers.
+    """Yields the loop to others now and then, in a coroutine between two fast peers.
 
     Neither a read nor a write waits while there are bytes and room, so without this such a coroutine would keep the
     loop. Steps are counted and not bytes: a body may come in chunks of one byte, and h11 takes 15 µs for each.

@@ -2,8 +2,8 @@
 
 A tunnel to an allowed name ends at an address that often serves many names: a server behind it picks one by the server
 name of the ClientHello. So the first bytes are held until they name the host of the CONNECT. The ClientHello is read by
-OpenSSL itself: an own parser would read some other one than servers do. (Requests without TLS, on port 80, are not
-spliced at all: forward.py reads and writes them.)
+OpenSSL itself: a parser of our own would read some of them differently than servers do. (Requests without TLS, on port
+80, are not spliced at all: forward.py reads and writes them.)
 
 A server of TLS 1.3 may answer the first ClientHello with a HelloRetryRequest, and then serves the name of the second
 one. So the client's records are read on until the server has sent its ServerHello, and each ClientHello among them is
@@ -47,7 +47,7 @@ class FirstBytes:
 
     def __init__(self, target: Target, limit_bytes: int) -> None:
         self.required = target.port == HTTPS_PORT  # the client speaks first, and soon
-        self.done = False  # nothing that follows is of interest
+        self.done = False  # nothing that follows needs a check
         self._target = target
         self._limit_bytes = limit_bytes
         self._records: Optional[_Records] = None
@@ -104,7 +104,7 @@ class FirstBytes:
         name = hello.server_name
         if name is None:
             if self._target.is_address:
-                return  # addresses are no server names
+                return  # an address is not a server name
             raise self._refused(reasons.SERVER_NAME, "its ClientHello has no server name", parting=hello.answer())
         try:
             same = canonical_host(name) == self._target.host
@@ -119,7 +119,7 @@ class FirstBytes:
 
 
 class _Unreadable(Exception):
-    """The stream is no TLS; the message is a clause."""
+    """The stream is not TLS; the message is a clause."""
 
 
 class _Server(ssl.SSLObject):
@@ -130,7 +130,7 @@ class _Server(ssl.SSLObject):
 
 
 class _Hello:
-    """A server's side of a TLS handshake, which is given one ClientHello and given up then."""
+    """A server's side of a TLS handshake, which gets one ClientHello and is then abandoned."""
 
     def __init__(self, message: bytes) -> None:
         self.refusal: Optional[Tuple[str, str]] = None  # a reason and a clause
@@ -145,7 +145,7 @@ class _Hello:
         try:
             server.do_handshake()
         except ssl.SSLError as error:
-            # The callback ends each handshake that gets as far, so this is also how success looks.
+            # The callback ends each handshake that gets that far, so success raises this, too.
             if error.reason in _OLD_TLS:
                 self.refusal = reasons.OLD_TLS, "it offers no TLS from version 1.2 on"
             elif not server.asked:
@@ -155,12 +155,12 @@ class _Hello:
         self.server_name = server.server_name
 
     def answer(self) -> bytes:
-        """The alert that OpenSSL has for the client; it makes an error with a name of what would be a bare end."""
+        """Returns OpenSSL's alert for the client, which then sees a named error and not just an end."""
         return self._outgoing.read()
 
 
 class _Records:
-    """Cuts a stream into what its TLS records hold, and keeps nothing of it."""
+    """Cuts a stream into the contents of its TLS records, and keeps none of them."""
 
     def __init__(self) -> None:
         self._head = b""
@@ -193,7 +193,7 @@ class _Answer:
     def __init__(self) -> None:
         self._records = _Records()
         self._message = b""  # the beginning of one
-        self._skipped = 0  # bytes of a message that are of no interest
+        self._skipped = 0  # bytes of the present message that are still to be skipped
 
     def feed(self, data: bytes) -> bool:
         """True once the server has sent its ServerHello, so that it takes no further ClientHello."""

@@ -1,9 +1,9 @@
-"""One plain-HTTP request, passed on to its server, and the response passed back as it comes.
+"""Passes one plain-HTTP request on to its server, and the response back as it arrives.
 
-Both sides are read and written by h11, so what leaves is framed by us: no length, no transfer coding and no header of
-one connection reaches the other one as it was written. Requests to the same proxy connection do not follow, so that
-none for another host can hide behind the first: it is closed. In a tunnel a request may switch to WebSocket, if the
-server does; what follows then is no HTTP.
+Both sides are read and written by h11, so we frame everything that leaves: no length, no transfer coding and no header
+of one connection reaches the other one as it was written. The client's connection is closed after one request, so that
+none for another host can hide behind the first. In a tunnel a request may switch to WebSocket, if the server does;
+after that, the bytes are not HTTP.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ _NEVER_HOP_BY_HOP = {b"content-length"}
 
 
 def asks_for_websocket(request: h11.Request) -> bool:
-    """Other protocols are not passed on: inside of them, HTTP/2 for one, requests would follow that are not checked."""
+    """True for a request to switch to WebSocket. No other is passed on: HTTP/2 would carry unchecked requests."""
     upgrades = [value.strip().lower() for name, value in request.headers if name == b"upgrade"]
     return request.method == b"GET" and upgrades == [b"websocket"]
 
@@ -76,7 +76,7 @@ def request_for_server(head: Head, *, switches: bool = False) -> h11.Request:
 def response_for_client(response: h11.Response) -> h11.Response:
     headers = end_to_end(response.headers)
     if has_header(response.headers, b"transfer-encoding"):
-        # The server's coding goes before its length (RFC 9112, section 6.3), so the length says nothing.
+        # The server's transfer coding overrides its length (RFC 9112, section 6.3), so the length means nothing.
         headers = [(name, value) for name, value in headers if name.lower() != b"content-length"]
     headers.append((b"Connection", b"close"))
     return h11.Response(status_code=response.status_code, headers=headers, reason=response.reason)
@@ -123,7 +123,7 @@ class Exchange:
         upload = self._meter.create_task(self._upload())
         download = self._meter.create_task(self._download())
         try:
-            # A server may answer before it has read the request, and then the rest of it is not waited for.
+            # A server may answer before it has read the request. Then nothing waits for the rest of the request.
             await asyncio.wait({upload, download}, return_when=asyncio.FIRST_COMPLETED)
             if not download.done() and upload.exception() is None:
                 await download
@@ -158,7 +158,7 @@ class Exchange:
         try:
             await self._upstream.send(data)
         except OSError:
-            pass  # a server that takes no more may have answered all the same, which the download learns
+            pass  # a server that takes no more may still have answered; the download finds out
 
     async def _next(self, machine: h11.Connection) -> object:
         await self._share.step()
@@ -218,7 +218,7 @@ class Exchange:
             raise self._broken("it sends informational responses without end")
         self._lines = LineLimit(RESPONSE_HEAD_LINES)
         self._check_lines(bytes(self._to_server.trailing_data[0]))
-        # A client of HTTP/1.0 knows none, and would take it for the response.
+        # A client of HTTP/1.0 knows no such responses, and would take one for the final response.
         if self._head.request.http_version == b"1.1":
             headers = end_to_end(event.headers)
             await self._send_down(
@@ -226,7 +226,7 @@ class Exchange:
             )
 
     async def _switch(self, event: h11.InformationalResponse) -> None:
-        """h11 takes such an answer only where it was asked for. What came behind it was counted, and is sent."""
+        """Switches to WebSocket; h11 refuses a 101 that was not requested. Bytes behind it were counted; sends them."""
         await self._send_down(switching(event))
         self.answered = self.has_switched = True
         await self._client.send(bytes(self._to_server.trailing_data[0]))
@@ -242,7 +242,7 @@ class Exchange:
             await self._client.send(data)
 
     async def _receive(self, source: Endpoint, room: Callable[[], int]) -> bytes:
-        """Returns what there is, at most what may be moved in the moment in which it is read."""
+        """Returns the available bytes, at most as many as may be moved at the moment of the read."""
         while True:
             size = room()
             if not size:

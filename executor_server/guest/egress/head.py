@@ -73,7 +73,7 @@ class HeadReader:
 
     @property
     def wanted(self) -> int:
-        """Bytes to read next. One more than the limit allows, so that a head of exactly the limit is one."""
+        """Bytes to read next. One more than the limit allows, so that a head of exactly the limit is accepted."""
         return self._left + 1
 
     def feed(self, data: bytes) -> Optional[Head]:
@@ -135,7 +135,7 @@ class TunnelHeadReader(HeadReader):
         if request.method == b"CONNECT":  # it would ask the server for a tunnel
             raise self._misdirected(path.decode("ascii"))
         if not path.startswith(b"/") and path != b"*":
-            # A server takes the host of an absolute target before the header's.
+            # A server prefers the host of an absolute target to the Host header.
             target, path = absolute_target(path)
             if target != self._target:
                 raise self._misdirected(str(target))
@@ -174,8 +174,8 @@ def check_framing(request: h11.Request) -> None:
 def absolute_target(target: bytes) -> Tuple[Target, bytes]:
     """The target and path of an absolute-form `http://` URL. Raises Refusal.
 
-    The authority ends at the first slash. It is not looked for behind `?`, `#` or a backslash, where URL parsers
-    disagree: they stay in the authority, which makes it no name.
+    The authority ends at the first slash. `?`, `#` and a backslash do not end it, because URL parsers disagree on them:
+    they stay in the authority, which then is not a valid name.
     """
     scheme, rest = target[: len(_SCHEME)].lower(), target[len(_SCHEME) :]
     if scheme != _SCHEME:

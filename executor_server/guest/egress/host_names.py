@@ -28,7 +28,7 @@ from .suffixes import is_public_suffix
 
 MAX_NAME_CHARACTERS = 253
 MAX_LABEL_CHARACTERS = 63
-# A name, brackets or a wildcard, a dot at the end, a port: longer texts are not looked into.
+# Room for a name, brackets or a wildcard, a dot at the end, a port. Longer texts are refused unread.
 _MAX_TEXT_CHARACTERS = MAX_NAME_CHARACTERS + 16
 
 WEB_PORTS = (443, 80)
@@ -61,11 +61,11 @@ _MISPLACED = {
 
 
 class BadName(ValueError):
-    """A text that is no name of a host. The message is a clause: "has a port of 0"."""
+    """A text that is not a host name. The message is a clause: "has a port of 0"."""
 
 
 class LiteralAddress(BadName):
-    """An IP address, in whatever spelling, where a name is asked for.
+    """An IP address, in any spelling, where a name is expected.
 
     `target` is set where the address is in its one canonical spelling: rules may list such an address as such.
     """
@@ -204,7 +204,7 @@ def _read_host(text: str) -> _Host:
         raise BadName(f"is longer than {MAX_NAME_CHARACTERS} characters")
     if _NUMBER.fullmatch(canonical.rpartition(".")[2]) is None:
         return _Host(canonical, False)
-    # The text, and not what became of it: a dot at its end makes it a spelling of its own.
+    # The text itself and not its canonical form: a dot at the end makes it another spelling.
     if not _is_ipv4(text):
         _refuse_address(clause="is an address in a spelling of its own, or ends in a number as none but addresses do")
     return _Host(text, True)
@@ -305,7 +305,7 @@ def _is_normal(label: str) -> bool:
 
 
 def _split_port(text: str) -> Tuple[str, Optional[int]]:
-    """Splits `host:port`. A colon within brackets, and those of an IPv6 address without them, are the host's."""
+    """Splits `host:port`. Colons in brackets, and those of an IPv6 address without brackets, belong to the host."""
     if len(text) > _MAX_TEXT_CHARACTERS:
         raise BadName(f"is longer than {MAX_NAME_CHARACTERS} characters")
     # A port may hide user information: `pypi.org:443@example.com` is a port to one reader and a password to another.

@@ -17,9 +17,10 @@ HOST_THREADS = 32
 HOST_QUEUE = 256
 # Threads that names of one domain may have: a domain whose servers do not answer must not take them all.
 THREADS_PER_DOMAIN = 8
-# For libc, which asks its servers in turn, and accepts a late answer when it asks the same server again. With these, a
-# server that takes 9 s is heard, alone or as one of three, and a silent one costs 3 s. A missing name would be tried
-# again below the domains of the host's search list; with the root as the only such domain, only the checked name is.
+# For libc, which asks its servers in turn, and accepts a late answer when it asks the same server again. With these,
+# libc still gets the answer of a server that takes 9 s, alone or as one of three, and a silent server costs 3 s. A
+# missing name would be tried again below the domains of the host's search list; with the root as the only such domain,
+# only the checked name is tried.
 _RES_VARIABLES = {"RES_OPTIONS": "timeout:3 attempts:3", "LOCALDOMAIN": "."}
 
 _NOT_THERE = {socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME)}
@@ -48,7 +49,7 @@ class HostResolver:
     """Resolves as the host's programs do: with /etc/hosts and whatever else nsswitch.conf says, but no search list.
 
     getaddrinfo blocks and can't be interrupted, so it runs in threads, made on demand. They are daemon threads: a
-    hanging name server must not keep the process from ending. Names of one domain get a part of them.
+    hanging name server must not keep the process from ending. The names of one domain share THREADS_PER_DOMAIN of them.
     """
 
     def __init__(self) -> None:
@@ -56,7 +57,7 @@ class HostResolver:
         self._jobs: queue.Queue[_Job] = queue.Queue(HOST_QUEUE)
         self._domains: Dict[str, _Domain] = {}
         self._threads = 0
-        self._unfinished = 0  # jobs; those of idle threads can't be counted without a race
+        self._unfinished = 0  # jobs; idle threads can't be counted without a race
 
     async def resolve(self, host: str) -> Sequence[str]:
         loop = asyncio.get_running_loop()
@@ -85,7 +86,7 @@ class HostResolver:
             del self._domains[name]
 
     def _finish(self, job: _Job, result: Union[List[str], Exception]) -> None:
-        """Ends a job. Its turn ends with its thread and not with the wait for it, which may have been given up."""
+        """Ends a job. It gives its turn back when its thread is done, not when the waiter gives up, maybe earlier."""
         self._unfinished -= 1
         self._domains[job.domain].turns.release()
         self._leave(job.domain)
@@ -96,7 +97,7 @@ class HostResolver:
             job = self._jobs.get()
             result: Union[List[str], Exception] = []
             try:
-                if not job.future.cancelled():  # given up while it waited; to read this outside the loop is only late
+                if not job.future.cancelled():  # given up while it waited; outside the loop, this may only be seen late
                     result = _getaddrinfo(job.host)
             except Exception as error:  # noqa: BLE001 - whatever it is, the coroutine that waits gets it
                 result = error

@@ -91,7 +91,7 @@ class Refused(NamedTuple):
 
 
 class Rules:
-    """May be shared between connections: nothing changes it."""
+    """The rules of one session. Nothing changes them, so connections may share them."""
 
     def __init__(
         self,
@@ -123,7 +123,7 @@ class Rules:
 
     @classmethod
     def read(cls, values: Any) -> Rules:
-        """Makes rules of the JSON of a NetworkRules. Raises ValueError with a sentence."""
+        """Makes rules from the JSON of a NetworkRules. Raises ValueError with a sentence."""
         readers: Dict[str, Callable[[str, Any], Any]] = {
             "allowed": _patterns,
             "denied": _patterns,
@@ -155,7 +155,7 @@ class Rules:
         return Refused(reasons.NOT_ALLOWED, self._refusal(target))
 
     def _secrets_of(self, target: Target) -> Tuple[SecretRule, ...]:
-        # Port 80 is spoken to without TLS, where a secret must not go.
+        # Port 80 is used without TLS, so a secret must not go there.
         if target.port == 80:
             return ()
         hosts = ((secret, secret.host) for secret in self.secrets if secret.host.port in (None, target.port))

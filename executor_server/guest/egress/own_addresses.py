@@ -28,7 +28,7 @@ class OwnAddresses:
         self._ask_again_at = 0.0
 
     def __call__(self) -> frozenset[Address]:
-        """Raises OSError if the kernel does not say. Then nothing may be reached."""
+        """Raises OSError if the kernel gives no answer. Then nothing may be reached."""
         now = time.monotonic()
         if now >= self._ask_again_at:
             self._known = frozenset(_ipv4() | _ipv6())

@@ -1,4 +1,4 @@
-"""The interfaces between the proxy and those who run it.
+"""The interfaces between the proxy and the processes that run it.
 
 The daemon's egress process and the root part of a machine in the cloud each bring a resolver, a reporter and, where
 secrets are set, a terminator of TLS.
@@ -40,18 +40,18 @@ class Limits:
     dial_s: float = 15.0  # to all of them
     notice_s: float = 0.05  # for the record of a refusal to arrive before the answer leaves
     half_closed_s: float = 300.0  # without a byte, once one side has ended
-    # Between two reports of bytes. What was not reported is lost with a proxy that is killed.
+    # Between two reports of bytes. If the proxy is killed, the unreported bytes are lost.
     report_s: float = 0.2
     report_bytes: int = 2**20
     close_s: float = 5.0  # for connections that are cut off to be closed
-    addresses: int = 4  # tried of those that one name has
+    addresses: int = 4  # of one name that are tried
     resolutions: int = 32  # names in flight for one session
     resolving: int = 256  # connections of one session that wait for the addresses of their names
     cached_names: int = 64  # per session
     cache_s: float = 5.0
     asked: int = 16  # targets of one session that wait for an approval
     held: int = 64  # connections of one session that wait for them
-    held_check_s: float = 1.0  # between two looks whether the client of a held connection is still there
+    held_check_s: float = 1.0  # between two checks whether the client of a held connection is still there
     # Connections of one session that are accepted and not made: head unfinished, or refused and lingering. Past it
     # nothing is accepted: further ones wait in the kernel's backlog, at the cost of their session alone.
     waiting: int = 32
@@ -64,15 +64,15 @@ class Limits:
 
 class Resolver(Protocol):
     async def resolve(self, host: str) -> Sequence[str]:
-        """The addresses of a canonical name, best first. Raises Unresolved, asyncio.TimeoutError. It is called once for
-        the connections that wait for the name, and cancelled when it takes too long."""
+        """Returns the addresses of a canonical name, best first. Raises Unresolved, asyncio.TimeoutError. It is called
+        once for all connections that wait for the name, and cancelled when it takes too long."""
 
 
 class Connector(Protocol):
     async def connect(self, target: Target, address: str, deadline: float) -> socket.socket:
-        """A non-blocking socket that is connected to `target` at `address` (loop's time). Raises OSError,
-        DeadlinePassed, Refusal. `address` was classified, and is empty where there is no resolver: the connector is
-        then trusted to resolve the name (an upstream proxy)."""
+        """Returns a non-blocking socket that is connected to `target` at `address`. `deadline` is in the loop's time.
+        Raises OSError, DeadlinePassed, Refusal. `address` was classified, and is empty where there is no resolver: the
+        connector is then trusted to resolve the name (an upstream proxy)."""
 
 
 class AddressClassifier(Protocol):
@@ -113,8 +113,8 @@ class Terminator(Protocol):
         """Serves a CONNECT that was answered with 200. Raises Refusal when the connection as a whole is refused (the
         engine records it, and sends nothing but its `parting`), Ended, and OSError or ssl.SSLError when it broke.
 
-        The engine keeps owning the connection: its records, its limits, its end. When its time is over, the rule goes
-        or the session ends, it cancels this. The terminator asks for room before it reads, counts the bytes (as
-        splice.py and forward.py do), and lets Ended pass through. The engine closes `client` and `upstream`
-        afterwards (a second close is harmless); what `dial` gave belongs to the terminator.
+        The engine keeps owning the connection: its records, its limits, its end. When its time is over, its rule is
+        removed or the session ends, the engine cancels this call. The terminator requests room before it reads, counts
+        the bytes (as splice.py and forward.py do), and lets Ended pass through. The engine closes `client` and
+        `upstream` afterwards (a second close is harmless); connections made by `dial` belong to the terminator.
         """

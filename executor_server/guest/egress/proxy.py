@@ -82,14 +82,14 @@ class Proxy:
         self._room.sessions += 1
 
     def change(self, session_id: str, rules: Rules) -> None:
-        """Connections whose rule is gone end at once. As with all that follows, a session that is not served is
-        ignored: it may have ended while the order was on its way."""
+        """Sets new rules; connections whose rule is gone end at once. This and the methods below ignore a session that
+        is not served: it may have ended while the command was on its way."""
         if session_id in self._sessions:
             self._sessions[session_id].change(rules)
 
     def allow(self, session_id: str, total_bytes: Optional[int]) -> None:
-        """Bounds what a session has sent and received together, its use before included. At the bound its connections
-        wait until a higher one comes. `moved` is reported at half of what is left, and at the bound."""
+        """Bounds the bytes that a session has sent and received together, including earlier use. At the bound its
+        connections wait for a higher one. `moved` is reported at half of what is left, and at the bound."""
         if session_id in self._sessions:
             self._sessions[session_id].account.allow(total_bytes)
 
@@ -99,7 +99,7 @@ class Proxy:
             self._sessions[session_id].account.report()
 
     def set_exhausted(self, session_id: str, reason: Optional[str]) -> None:
-        """With a reason: ends what runs and refuses what comes. None: serves again."""
+        """With a reason: ends the session's connections and refuses new ones. None: serves again."""
         if session_id in self._sessions:
             self._sessions[session_id].set_exhausted(reason or "")
 
@@ -111,8 +111,8 @@ class Proxy:
     def end(self, session_id: str) -> Awaitable[None]:
         """Closes the listener and the connections of a session; to be awaited.
 
-        The id is free from the call on, and not from when the wait begins: a session that is served under it in between
-        goes on.
+        The call itself frees the id, before anything is awaited: a session that is served under it in between is not
+        ended.
         """
         session = self._sessions.pop(session_id, None)
         if session is None:

@@ -1,11 +1,11 @@
-"""The closed list of reasons with which the proxy refuses or ends connections: words of records, audit and metrics."""
+"""The closed list of reasons why the proxy refuses or ends connections, as they stand in records, audit and metrics."""
 
 from __future__ import annotations
 
 # Refusals, before anything was sent upstream.
 BAD_REQUEST = "bad_request"  # not HTTP, or HTTP that can be read in two ways
-BAD_NAME = "bad_name"  # a host that is no name
-ADDRESS_LITERAL = "address_literal"  # an IP address where names are asked for
+BAD_NAME = "bad_name"  # a host that is not a valid name
+ADDRESS_LITERAL = "address_literal"  # an IP address where a name is expected
 NOT_ALLOWED = "not_allowed"
 DENIED = "denied"  # named by the policy's list of denied hosts
 NOT_APPROVED = "not_approved"  # it needs an approval, which was denied or did not come
@@ -26,7 +26,7 @@ UPSTREAM_CERTIFICATE = "upstream_certificate"
 AMBIGUOUS_PATH = "ambiguous_path"
 MISDIRECTED = "misdirected"  # a Host header that is not the connection's name
 SECRET_MISSING = "secret_missing"  # a header needs a secret that the proxy does not have
-PROXY_FAILED = "proxy_failed"  # a mistake of ours
+PROXY_FAILED = "proxy_failed"  # our bug
 
 # Ends of connections that were made.
 ENDED = "ended"  # by either side, in order
@@ -38,7 +38,7 @@ PROXY_ENDED = "proxy_ended"
 
 _ONLY_ENDS = frozenset({ENDED, BROKEN, TIME_LIMIT, RULE_GONE, SESSION_ENDED, PROXY_ENDED})
 REFUSALS = frozenset(value for name, value in globals().items() if name.isupper() and name[0] != "_") - _ONLY_ENDS
-# The second line: refusals of what came through a connection that was made.
+# The second and third lines: refusals of what came through a connection that was made.
 ENDS = frozenset(
     {SENT_BYTES, RECEIVED_BYTES, TENANT_QUOTA}
     | {BAD_REQUEST, HEAD_TIMEOUT, HEAD_TOO_LARGE, UNREACHED, SERVER_NAME, OLD_TLS, MISDIRECTED}

@@ -1,7 +1,8 @@
 """The listener of one session, and the connections that came through it.
 
-The listener is the identity of the session: it was made inside the sandbox, and nothing else can connect to it. What a
-session does too often or too long costs that session alone: its connections wait in the kernel's backlog.
+The listener is the identity of the session: it was made inside the sandbox, and nothing else can connect to it. A
+session that does something too often or for too long slows down only itself: its connections wait in the kernel's
+backlog.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ class Session:
         self._accept_or_wait()
 
     def change(self, rules: Rules) -> None:
-        """Takes other rules. Connections that they do not allow, or allow otherwise, end at once."""
+        """Sets new rules. Connections that they do not allow, or allow with other secrets, end at once."""
         self.rules = rules
         self.account.set_rules(rules)
         self._pace.widen(rules.max_new_connections_per_minute)
@@ -119,7 +120,7 @@ class Session:
                 connection.limit_time(rules.max_connection_s)
 
     def set_exhausted(self, reason: str) -> None:
-        """With a reason: ends what runs and refuses what comes. Empty: serves again."""
+        """With a reason: ends the connections and refuses new ones. Empty: serves again."""
         self._exhausted = reason
         if reason:
             for connection in list(self._connections):
@@ -149,8 +150,8 @@ class Session:
                 connection.dismiss(refusal)
 
     async def hold(self, connection: Connection, target: Target) -> None:
-        """Waits for an approval, if the rules ask for one. Equal targets wait for the same. Raises Refusal, and Ended
-        when the client has gone."""
+        """Waits for an approval, if the rules ask for one. Connections to the same target share one. Raises Refusal,
+        and Ended when the client has gone."""
         decision = self.rules.decide(target)
         if isinstance(decision, Refused) or not decision.asks:
             return
@@ -323,7 +324,7 @@ class Session:
         self._accept_or_wait()
 
     def _give_up(self) -> None:
-        """Serves the session no more: the other holder of its listener would stop all sessions with it."""
+        """Stops serving the session: the other holder of its listener would use it to stop all sessions."""
         self._ending = True
         self._stop_accepting()
         self._listener.close()

@@ -1,8 +1,8 @@
 """A tunnel: bytes of each side are copied to the other one, counted, with back-pressure, until both have ended.
 
 Theory of operation. Each direction is a pump. It reads from its source only while its sink has taken all that was read
-before, so a direction holds one chunk at most (a small one where many do), and a peer that does not read stops the
-other one through TCP itself.
+before, so a direction holds one chunk at most (a small one if many directions hold one), and a peer that does not read
+stops the other one through TCP itself.
 All pumps read into one buffer: a chunk that is sent at once is never kept, and idle tunnels have no memory of their
 own. The loop calls a pump once an iteration, for one chunk, so a quick transfer can't starve the others.
 
@@ -82,7 +82,7 @@ class Splice:
     # Called by the pumps.
 
     def end(self, error: Exception) -> None:
-        """Ends both directions now, and not when `run` goes on: no byte may pass behind one that was refused."""
+        """Ends both directions now, and not when `run` resumes: no byte may pass behind one that was refused."""
         if not self._done.done():
             self._stop()
             self._done.set_exception(error)
@@ -168,11 +168,11 @@ class _Pump:
         self._keep(b"")
 
     def _go_on(self) -> None:
-        """Waits for what is next."""
+        """Starts to wait for the source or the sink, whichever is next."""
         if self._splice.over:
             return
         if self._source_ended and self.first_bytes is not None:
-            if self._is_undecided:  # it ended before it said what for: what it sent of that is dropped
+            if self._is_undecided:  # it ended within its ClientHello, whose beginning is dropped
                 self._keep(b"")
             self.first_bytes, self._is_undecided = None, False
             self._splice.passed_first_bytes()

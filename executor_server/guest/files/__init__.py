@@ -1,4 +1,4 @@
-"""The files of the workspace: read, written, listed, archived, and staged bytes of transfers.
+"""Reads, writes, lists and archives the files of the workspace, and stages the bytes of transfers.
 
 Agent code may change the workspace at any moment, so every path is opened part by part, and no link is followed. This
 package must not know executions.

@@ -3,8 +3,8 @@
 The supervisor does both itself, a piece at a time: nothing here waits, forks or holds more than a piece and a header.
 Both ends of a transfer are hostile. Agent code may change the directory meanwhile: `workspace` opens every file again
 by its parts and follows no link, and a file that shrinks while it is read ends the transfer. A received archive may
-hold anything: a member that is no regular file or directory with a safe relative name is refused by name. Files appear
-whole or not at all. Directories do not: the members before a refused one stay.
+hold anything: a member that is not a regular file or directory, or has no safe relative name, is refused by name. Files
+appear whole or not at all. Directories do not: the members before a refused one stay.
 
 The format is POSIX ustar, with pax headers for what it has no room for. GNU's long names are read too.
 """
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from .paths import Place
 
 MAX_MEMBERS = MAX_LISTED
-# Entries left out of an archive that are named.
+# At most this many omitted entries of an archive are named.
 MAX_OMITTED = 256
 # Extension headers before one member.
 _MAX_EXTENSIONS = 4
@@ -57,7 +57,7 @@ class ArchiveDownload:
     """
 
     def __init__(self, place: Place, max_bytes: int, excluded: frozenset[str] = frozenset()) -> None:
-        """Owns the place, the descriptor of which keeps the directory. Leaves out `excluded` names and paths below."""
+        """Owns the place, whose descriptor keeps the directory. Leaves out `excluded` names and paths below."""
         self._place = place
         self.omitted: list[dict[str, str]] = []  # the first entries that are left out, with the reason
         self._left = max_bytes
@@ -176,7 +176,7 @@ class ArchiveUpload:
     """A directory being written, which is created if it is missing."""
 
     def __init__(self, place: Place, size: int) -> None:
-        """Owns the place, the descriptor of which keeps the directory."""
+        """Owns the place, whose descriptor keeps the directory."""
         try:
             place.enter_last(create=True)
         except BaseException:

@@ -1,4 +1,4 @@
-"""Requests about files that move no content: describe, resolve, make a directory, move, remove.
+"""Requests about files that transfer no content: describe, resolve, make a directory, move, remove.
 
 Removing a directory is done in steps, one for each turn of the supervisor's loop.
 """

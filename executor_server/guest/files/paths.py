@@ -1,10 +1,10 @@
-"""Paths of the sandbox, resolved as the kernel does it, and the reasons for which the kernel refuses them.
+"""Paths of the sandbox, resolved as the kernel does it, and the kernel's reasons for refusing them.
 
 The attack: process 1 opens these paths, and agent code with the same uid makes the links in them and swaps files
 meanwhile. Agent code can already use every file that this user can use, with one exception: procfs shows each process
 to itself, and would show this one its own memory and descriptors. So links are followed here, part by part, from
 descriptor to descriptor, and no directory of procfs is entered. All magic links are there too. A descriptor holds each
-directory, so what is swapped after it was looked at isn't used by a path that was checked.
+directory, so a directory that is put in its place after the check is not used.
 
 openat2 could follow links without magic ones, but older kernels and gVisor lack it, and it allows /proc/self/mem.
 """
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from typing import Optional, Union
 
 MAX_LINKS = 40  # as in the kernel
-# Parts of a path with those of all its links.
+# Parts of a path, including those of all its links.
 MAX_PARTS = 4096
 
 _FLAGS = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
@@ -88,7 +88,7 @@ def require_regular(path: str, status: os.stat_result) -> None:
 
 
 def kind_of(status: os.stat_result) -> str:
-    """Returns what an entry is that is neither a file nor a directory."""
+    """Returns the kind of an entry that is neither a file nor a directory."""
     return _KINDS.get(stat.S_IFMT(status.st_mode), "of a kind that is not known")
 
 
@@ -190,8 +190,8 @@ def start(root: str, asked: str = "") -> Place:
 def resolve(root: str, path: str, *, follow: bool = True, create: bool = False, partly: bool = False) -> Place:
     """Finds the place of a path, which is absolute or relative to `root`. Raises PathRefused.
 
-    `follow` follows a link at its end, too, also one that leads nowhere. Of directories that are missing before the
-    end, `create` makes them, and `partly` keeps them in the name; otherwise they are refused.
+    With `follow`, a link at the end is followed, too, even a dangling one. If directories before the end are missing,
+    `create` makes them and `partly` keeps them in the name; otherwise the path is refused.
     """
     if "\0" in path or len(os.fsencode(path)) > PATH_BYTES_MAX:
         raise PathRefused(f"a path has at most {PATH_BYTES_MAX} bytes, none of them NUL")

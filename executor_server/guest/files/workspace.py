@@ -1,7 +1,7 @@
 """Files of the sandbox, served by the supervisor while agent code may be changing them.
 
-A place (paths.py) says where a file is: an open directory, and a name in it. What the place leads to is opened once, by
-that name, following no link, and is checked by its descriptor. Opening never blocks (a FIFO would), and only regular
+A place (paths.py) says where a file is: an open directory, and a name in it. The file is opened once, by that name,
+without following a link, and is checked through its descriptor. Opening never blocks (a FIFO would), and only regular
 files are read and written.
 
 Below a directory that is archived, unpacked, watched or searched for artifacts no link is followed: paths there are
@@ -45,7 +45,7 @@ _MAX_LOOKED_AT = 20_000
 
 PART_PREFIX = ".executor-part-"
 _NO_RIGHT = (errno.EACCES, errno.EPERM, errno.EROFS)
-# Why an entry is missing in a listing; entries of other kinds are no files.
+# Why an entry is missing in a listing. An entry that is not a file has its kind as the reason.
 NOT_TEXT = f"its name is no text, or its path has more than {MAX_PATH_CHARS} characters"
 UNREADABLE = "what is in it can't be read"
 TOO_DEEP = f"what is in it is deeper than {MAX_DEPTH} directories"
@@ -78,12 +78,13 @@ def open_directory(root: str, path: str) -> tuple[int, str]:
 class Upload:
     """A file being written. Owns its place; `status` describes the file when it is finished.
 
-    A file appears whole or not at all, as a new one that takes the place of the old. It is written in place if it is
-    another user's, if no file can be made next to it, and with `append`: what was written before an end then stays.
+    A file appears whole or not at all, as a new one that takes the place of the old. It is written in place if it
+    belongs to another user, if no file can be made next to it, or with `append`: then a failure leaves the bytes that
+    were written before it.
     """
 
     def __init__(self, place: Place, size: int, *, append: bool = False, mode: Optional[int] = None) -> None:
-        """Keeps the mode of a file that is there, unless there is a `mode`."""
+        """Without `mode`, an existing file keeps its mode."""
         self.place = place
         self.remaining = size
         self._part = ""
@@ -130,7 +131,7 @@ class Upload:
         try:
             require_regular(self.place.asked, os.fstat(self._fd))
             if mode is not None:
-                os.fchmod(self._fd, mode)  # first: of another user's file it fails, and its content must stay
+                os.fchmod(self._fd, mode)  # first: for another user's file it fails, and the content must stay
             if not append:
                 os.ftruncate(self._fd, 0)
         except (OSError, PathRefused) as problem:

@@ -159,7 +159,7 @@ def _mount_proc(child: _Child) -> None:
 
     The first process of the pid namespace does it, because /proc shows its mounter's namespace. The fork server's /proc
     is removed rather than covered: a cover can be taken off. The new one is first mounted elsewhere, because the kernel
-    mounts a /proc only if it sees another one in full. It takes the fork server's user 0, so it precedes
+    mounts a /proc only if it sees another one in full. This needs the fork server's user 0, so it precedes
     `_become_user`.
     """
     kernel.mount("proc", _EMPTY, "proc", MS_NOSUID | MS_NODEV | MS_NOEXEC)
@@ -176,7 +176,7 @@ def _mount_proc(child: _Child) -> None:
 
 
 def _mount_files(child: _Child) -> None:
-    """Mounts the sandbox's own files with their sizes. It takes the fork server's user 0: before `_become_user`."""
+    """Mounts the sandbox's own files with their sizes. Precedes `_become_user`: it needs the fork server's user 0."""
     sizes = child.plan["sizes"]
     # The sandbox's user owns them: no other user exists inside, and programs distrust a directory of an unknown one.
     # None: that is the fork server's user 0.
@@ -246,7 +246,7 @@ def _close_own_files() -> None:
 
     They belong to user 0 of the namespace in which the program was executed, the fork server's. Here that is the same
     host user as agent code, which could make the supervisor the kernel's first victim when memory is short. Reading
-    secrets in them takes the right to trace, which nothing inside has. This precedes the loss of the rights over
+    secrets in them needs the right to trace, which nothing inside has. This precedes the loss of the rights over
     mounts; the map of users is written through a descriptor opened earlier.
     """
     kernel.mount("/proc/1", "/proc/1", flags=MS_BIND)
@@ -254,7 +254,7 @@ def _close_own_files() -> None:
 
 
 def _limit_resources(child: _Child) -> None:
-    """Sets the resource limits, hard and soft. Lowering them takes no right.
+    """Sets the resource limits, hard and soft. Lowering them needs no right.
 
     This follows `_become_user`: a new user namespace takes its creator's limit of processes as its maximum, and the
     kernel compares that with the user's processes in the namespace above. Under an ordinary user's daemon these are the

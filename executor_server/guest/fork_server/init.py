@@ -18,7 +18,7 @@ from ..wire import privileges
 from ..wire.fork_server_messages import INIT, INIT_NAME
 from ..wire.lean import signal, socket
 
-# Seconds between two looks, for a signal that came just before the wait.
+# Seconds until a wait ends by itself, for a signal that came just before it.
 _LOOK_S = 60.0
 
 
@@ -58,7 +58,7 @@ def _watch(template: int, lifeline: int) -> None:
     signal.set_wakeup_fd(wakeup_write, warn_on_full_buffer=False)
     poll = select.poll()
     poll.register(wakeup_read, select.POLLIN)
-    poll.register(lifeline, 0)  # the other end was closed: POLLHUP, which needs no asking
+    poll.register(lifeline, 0)  # when the other end is closed: POLLHUP, which is reported without a request
     daemon_lives = True
     while _reap():
         events = dict(poll.poll(_LOOK_S * 1000))

@@ -61,8 +61,8 @@ _DEVICE_LINKS = (
 )
 # linux/capability.h: SETGID, SETUID, SETPCAP, NET_ADMIN, SYS_ADMIN.
 _KEPT_CAPABILITIES = (6, 7, 8, 12, 21)
-# SETFCAP: since Linux 5.12 a map that has its parent's user 0 takes it, and under an ordinary user's daemon there is no
-# other user for sandboxes to be.
+# SETFCAP: since Linux 5.12 a map that has its parent's user 0 requires it. Under an ordinary user's daemon, a sandbox
+# can have no other user.
 _KEPT_WITHOUT_USERS = (31,)
 _HOSTNAME = "sandbox"
 _NAMESPACES = kernel.CLONE_NEWPID | kernel.SANDBOX_NAMESPACES

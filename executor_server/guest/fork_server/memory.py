@@ -28,8 +28,8 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 
 def take_arenas(count: int) -> list[object]:
-    """Makes Python take so many arenas from the kernel, and gives all of them back to its own allocator but a few
-    blocks of each, which it returns: an arena that is used by nothing is given back to the kernel.
+    """Makes Python take `count` arenas from the kernel. Returns a few blocks of each, and frees the others for Python's
+    own allocator, which would give an unused arena back to the kernel.
 
     These blocks fill whole pools, since a pool with room is used before the next arena. Older versions, with smaller
     arenas, go without.
@@ -48,7 +48,7 @@ def use_huge_pages() -> None:
     """Makes huge pages of this process's memory, where the kernel does so."""
     for start, end in _anonymous_memory():
         for address in range(-(-start // _HUGE_BYTES) * _HUGE_BYTES, end - _HUGE_BYTES + 1, _HUGE_BYTES):
-            # Each for itself: a range ends at the first that can't be made. No result is needed.
+            # One by one: for a range, the kernel stops at the first page that it can't make. A failure is harmless.
             _libc.madvise(ctypes.c_void_p(address), ctypes.c_size_t(_HUGE_BYTES), ctypes.c_int(_MADV_COLLAPSE))
 
 

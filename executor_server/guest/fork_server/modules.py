@@ -21,7 +21,7 @@ _MODULE_TIME_S = 30.0
 
 
 def import_modules(names: list[str]) -> list[str]:
-    """Imports what the image has of these, as its interpreters would; returns what could be imported.
+    """Imports those of these modules that the image has, as its interpreters would; returns the imported ones.
 
     `sys.path` is restored: the guest's own processes find the standard library and the guest there, and nothing else.
     """

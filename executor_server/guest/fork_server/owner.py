@@ -36,8 +36,8 @@ def has_rights() -> bool:
 def enter_namespaces(owner: int, users: str, others: int = 0) -> None:
     """Enters a user namespace of the owner's, with `users` for its map, and `others`, as its user 0.
 
-    A process outside of it writes the map. Both have root's rights all the time: some hosts keep user namespaces, and
-    each the map of other users, from those who have none.
+    A process outside of it writes the map. Both keep root's rights throughout: without them some hosts allow no user
+    namespace, and no host allows a map of other users.
     """
     os.setgroups([])
     if has_rights():

@@ -9,9 +9,9 @@ Invariants:
 - It runs no agent code, and reads nothing that agent code wrote.
 - It has one thread when it forks, and those of libraries that do without them in a fork (native_threads.py): another
   one's locks would stay locked in the child for ever. Other threads are a reason not to serve at all.
-- It has no memory that its forks could write to together: that is such a reason too.
+- It has no memory that its forks could write to together: such memory is another reason not to serve.
 - It forks into a new pid namespace and returns to its own at once. If it can't return it ends: the next fork would be
-  the second process of that sandbox's namespace, beside agent code.
+  the second process of that sandbox's namespace, next to agent code.
 - Its objects are frozen: the garbage collector would write to them in each child, and so end the sharing of pages.
 """
 
@@ -33,7 +33,7 @@ from .report import namespaces
 _REQUEST_BYTES = 32
 _CONTROL_BYTES = 64
 _LOOK_S = 60.0
-# Runs of a code until Python has specialized it.
+# Runs of a piece of code until Python has specialized it.
 _REPETITIONS = 20
 # Arenas, of 1 MiB each, that the usual libraries and the guest's own modules take.
 _ARENAS, _ARENAS_WITHOUT = 44, 10

@@ -1,7 +1,7 @@
 """An audit hook that holds agent code, and libraries that act for it, to the rules on files and processes.
 
 CPython calls the hook for each such operation, however the program reaches it. A call costs a little, so the hook is
-added when a rule first needs it. It can't be removed again; other rules give it other handlers.
+added when a rule first needs it. It can't be removed again; new rules give it new handlers.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ class Audit:
         return False
 
     def _on_load(self, args: tuple[Any, ...], frame: Optional[FrameType]) -> None:
-        """Refuses agent code to load a shared library. Libraries may."""
+        """Does not let agent code load a shared library. Libraries may."""
         while frame is not None and str(frame.f_globals.get("__name__")).partition(".")[0] == "ctypes":
             frame = frame.f_back
         if frame is not None and self._is_agents(frame):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from ..wire.link_messages import LinkMessage
     from .workspace_copies import WorkspaceCopies
 
-# Seconds to digest all values, once before the program and once after it. The rest is unknown.
+# Seconds to digest all values, once before the program and once after it. Values not digested by then are unknown.
 _LOOK_TIME_S = 2.0
 # Bytes of one value that are read.
 _LOOK_BYTES = 1024**3
@@ -102,7 +102,7 @@ def _attributes(value: object) -> dict[str, object]:
                 elif name == "__dict__" and isinstance(member, types.GetSetDescriptorType):
                     found.update(member.__get__(value))
             except AttributeError:
-                continue  # a slot that is empty
+                continue  # an empty slot
     return found
 
 

@@ -1,7 +1,7 @@
 """Shows figures of matplotlib, images, and objects that show themselves as in notebooks.
 
 A picture is drawn in a fork (drawing.py). If something can't be shown, the program gets a line on stderr and goes on.
-When an object has other display data than a picture, its text goes to the program's output and the data to the client,
+When an object has display data other than a picture, its text goes to the program's output and the data to the client,
 unchanged.
 """
 
@@ -39,7 +39,7 @@ _METHODS = {
     "_repr_json_": "application/json",
     "_repr_png_": "image/png",
     "_repr_jpeg_": "image/jpeg",
-    "to_html": "text/html",  # For plots alone: the charts of altair have no other.
+    "to_html": "text/html",  # For plots only: altair's charts have no other method.
 }
 # Functions of libraries that would open a window, by module and class.
 _WINDOWS = (("PIL.Image", "Image", "show"), ("plotly.basedatatypes", "BaseFigure", "show"), ("plotly.io", "", "show"))
@@ -48,7 +48,7 @@ _client: list[tuple[Emit, Drawer, str]] = []
 
 
 def connect(emit: Emit, drawer: Drawer, workspace: str) -> None:
-    """Sets where images go, who draws them, and where files go. It is global for matplotlib's backend."""
+    """Sets how images are sent and drawn, and where files are written. Global, as matplotlib's backend needs it."""
     _client[:] = [(emit, drawer, workspace)]
 
 
@@ -142,16 +142,16 @@ def _close(pyplot: Any, number: int) -> None:
         pyplot.close(number)
     except ControlException:
         raise
-    except BaseException as error:  # noqa: BLE001 (the border of agent code: its handlers of the figure's end)
+    except BaseException as error:  # noqa: BLE001 (the border of agent code: its handlers of close_event)
         _refuse("the end of a figure", one_line(error))
 
 
 # ---------------------------------------------------------------------------------------------------------------------
-# What objects show of themselves
+# Display data of objects
 
 
 def figure_of(item: Any) -> Any:
-    """Returns a figure of matplotlib, that of its axes, or that of a grid of seaborn's; None for anything else."""
+    """Returns the figure of a matplotlib figure, of axes, or of a seaborn grid; None for anything else."""
     kind, module = type(item), sys.modules.get("matplotlib.figure")
     figure_type = getattr(module, "Figure", None)
     if figure_type is None:
@@ -160,12 +160,12 @@ def figure_of(item: Any) -> Any:
         axes_type = getattr(sys.modules.get("matplotlib.axes"), "Axes", ())
         if not issubclass(kind, axes_type) and kind.__module__ != "seaborn.axisgrid":
             return None
-        item = getattr(getattr(item, "figure", None), "figure", None)  # the whole, for a part of one
+        item = getattr(getattr(item, "figure", None), "figure", None)  # the whole figure, also for a subfigure
     return item if isinstance(item, figure_type) else None
 
 
 def bundle_of(item: Any) -> dict[str, Any]:
-    """Returns an object's display data by MIME type, without the parts that its own code fails to make."""
+    """Returns an object's display data by MIME type, without the parts whose own code raises."""
     kind = type(item)
     found: dict[str, Any] = {}
     for name, mime in _METHODS.items():
@@ -232,7 +232,7 @@ class StandIns:
     def __init__(self, *, saves: bool = False) -> None:
         self._left = DISPLAYS_MAX
         self._saves = saves
-        self._drawn: list[object] = []  # figures: the other axes of one are its picture again
+        self._drawn: list[object] = []  # figures: other axes of the same figure would give the same picture
 
     def __call__(self, value: object) -> object:
         figure = figure_of(value)
@@ -267,7 +267,7 @@ def _save_page(html: str) -> None:
             return
         except FileExistsError:
             continue
-        except (OSError, ControlException) as error:  # the rules may refuse agent code to write
+        except (OSError, ControlException) as error:  # the rules may forbid agent code to write
             _refuse("the page of a figure", one_line(error))
             return
 

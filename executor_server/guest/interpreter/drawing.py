@@ -86,7 +86,7 @@ class Drawer:
             signal.setitimer(signal.ITIMER_REAL, DRAWING_TIME_S)  # in case the interpreter is interrupted
             with open("/proc/self/oom_score_adj", "wb", 0) as file:
                 file.write(_OOM_SCORE)
-            gc.disable()  # else a collection copies what the two share
+            gc.disable()  # otherwise a collection copies the pages that both processes share
             answer = memoryview(_DRAWN + self._runtime.guarded(paint))
         except BaseException as error:  # noqa: BLE001 (the border of agent code)
             answer = memoryview(_FAILED + one_line(error).encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""Values on their way to the client and back, encoded and decoded in the interpreter."""
+"""Encodes values for the client, and decodes the client's values, in the interpreter."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class Executions:
         self._encode, self._encode_output, self._describe = encode_in_parts, encode_output, encode_description
 
     def on_interrupt(self, _signum: int, _frame: Any) -> None:
-        """Handles SIGINT, by which the supervisor asks the program to stop."""
+        """Handles SIGINT, which the supervisor sends to stop the program."""
         if self._in_agent_code and not self._inbox.defer_interrupt():
             raise ExecutionInterrupted
 
@@ -103,11 +103,11 @@ class Executions:
             outcome=outcome,
             operations=operations,
             error=len(error),
-            # A value that was encoded has shown that values can be.
+            # An encoded value has shown already that encoding works.
             unfit=why_unfit(self._streams.null, None if output else self._encode),
         )
-        # Before the end is reported: a pipe of the run that is open then is held by other processes. Right before it:
-        # the end of the pipes wakes the supervisor, too.
+        # Before the end is reported, so that a pipe of the run that is still open then is held by other processes.
+        # Right before it, because closing the pipes wakes the supervisor, too.
         self._streams.disconnect()
         self._send(ended, error + output)
 
@@ -170,7 +170,7 @@ class Executions:
 
     def _evaluate(self, code: types.CodeType) -> None:
         self._main.__dict__["__builtins__"] = self._runtime.names  # an earlier program may have replaced them
-        signal.signal(signal.SIGINT, self.on_interrupt)  # and this
+        signal.signal(signal.SIGINT, self.on_interrupt)  # this, too
         before = threads()
         try:
             result = eval(code, self._main.__dict__)
@@ -182,14 +182,14 @@ class Executions:
         except FinalAnswerGiven:
             raise
         except ControlException:
-            # The supervisor goes on interrupting a program that waits, and must not cut this short.
+            # The supervisor keeps interrupting a waiting program, and must not cut this short.
             self._in_agent_code = False
             end_leftovers(before)
             self._in_agent_code = True
             raise
 
     def _make_loop(self) -> None:
-        """Makes the event loop. No interrupt arrives here: asyncio can't be imported again after a cut import."""
+        """Makes the event loop. No interrupt arrives here: after an interrupted import, asyncio can't be imported."""
         if self._loop is None:
             import asyncio
 
@@ -218,7 +218,7 @@ class Executions:
             return
 
     def _send_output(self, program: RunProgram) -> None:
-        """Encodes the value of the program; a small one goes with the end, a large one now."""
+        """Encodes the value of the program; a small one is sent with the program's end, a large one now."""
         value = self._last_value.value
         if value is None:
             return
@@ -249,7 +249,7 @@ class Executions:
         self, error: BaseException, filename: str, source: str, spans: list[list[int]]
     ) -> tuple[str, Optional[ErrorDetail]]:
         error = self._decisive() or error
-        self._meter.finish()  # from here on, str() and repr() of the program's exceptions are free
+        self._meter.finish()  # now str() and repr() of the program's exceptions are free
         if isinstance(error, SystemExit):
             return "exited", ErrorDetail(type="SystemExit", message=text_of(error), exit_code=_exit_code(error))
         network, owns = self._enforcer.rules.network, self._enforcer.own.owns_path
@@ -267,7 +267,7 @@ class Executions:
 
 def keep_final_answers_quiet() -> None:
     """Wraps threads' excepthook: a thread that gave the final answer or was stopped prints nothing."""
-    # `threading` takes its hook from _thread when it is imported, which is left to the program.
+    # `threading` takes its hook from _thread when it is imported. Only programs import it.
     threading: Any = sys.modules.get("threading")
     report = _thread._excepthook if threading is None else threading.excepthook
 

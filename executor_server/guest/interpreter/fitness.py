@@ -38,7 +38,7 @@ def why_unfit(null: int, encode: Optional[Callable[[object], object]]) -> str:
             _close(lowest_free)
         except OSError as problem:
             return f"the program left it no file descriptors ({problem.strerror})"
-        if lowest_free > highest >= 0:  # the kernel gives the lowest: there is none below it, and few are above
+        if lowest_free > highest >= 0:  # the kernel gives the lowest free one, so only those above it are left
             return f"the program left it fewer than {SPARE_DESCRIPTORS} file descriptors"
         limit = _getrecursionlimit()
         if limit < MIN_RECURSION_LIMIT:

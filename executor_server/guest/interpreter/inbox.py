@@ -25,9 +25,9 @@ _INTERRUPT_POLL_S = 0.05
 
 
 class Condition:
-    """A lock, and the wait for a change under it, as threading.Condition; `threading` itself is left to programs.
+    """A lock, and the wait for a change under it, like threading.Condition.
 
-    It is 0.2 MiB of a sandbox, in which most programs have no thread.
+    The guest does not import `threading`: it takes 0.2 MiB of each sandbox, and most programs have no threads.
     """
 
     def __init__(self) -> None:

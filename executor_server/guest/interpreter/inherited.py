@@ -1,6 +1,7 @@
 """The state that an interpreter inherits from a process that has imported modules already.
 
-In a sandbox of a fork server that was its template process, in every other one its supervisor, which has imported few.
+In a fork server's sandbox that process is the template process; in every other sandbox it is the supervisor, which has
+imported few modules.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def defer_fork_handlers() -> None:
     Each fork would call those of threading, random, logging and others, and copy 230 pages for it: too much for a
     supervisor and a checker, which use none of these modules.
     """
-    os.register_at_fork = _defer  # type: ignore[assignment]  # takes what its names are
+    os.register_at_fork = _defer  # type: ignore[assignment]  # takes the same keywords
 
 
 def _defer(**handlers: Callable[[], object]) -> None:
@@ -35,25 +36,25 @@ def _defer(**handlers: Callable[[], object]) -> None:
 
 
 def take_fork_handlers() -> None:
-    """Makes up for the forks that this process comes from, and registers the functions for those that it makes."""
+    """Calls the deferred functions for the forks that led to this process, and registers them for its own forks."""
     os.register_at_fork = _register_at_fork
     for handlers in _deferred:
         after = handlers.get("after_in_child")
         try:
             if after is not None:
                 after()
-        except Exception:  # noqa: BLE001 - code of the image, whose failure is not of the fork, as in Python itself
+        except Exception:  # noqa: BLE001 - code of the image: as in Python itself, its failure does not fail the fork
             pass
         _register_at_fork(**handlers)
     _deferred.clear()
 
 
 def renew_random_state() -> None:
-    """Replaces what is random in modules that were imported already, the same in all forks of the process that did it.
+    """Renews the random state of imported modules, which all forks of the process that imported them share.
 
-    `random` does it by itself, `secrets` and `uuid4` ask the kernel. The rest is known by name, and a test compares
-    children of one template process. The trap with process ids: `tempfile` and OpenSSL take a process for the one that
-    seeded them when it has the same id, and in pid namespaces of their own two interpreters do.
+    `random` does it by itself, `secrets` and `uuid4` ask the kernel. The rest is listed by name, and a test compares
+    children of one template process. The trap with process ids: `tempfile` and OpenSSL seed themselves again only if
+    the process id has changed, and two interpreters in pid namespaces of their own can have the same id.
     """
     numpy_random = sys.modules.get("numpy.random")
     if numpy_random is not None:

@@ -115,7 +115,7 @@ class Interpreter:
         keep_final_answers_quiet()
 
     def _leave_link(self) -> None:
-        """A process that agent code forked must not use the link."""
+        """Closes the link in a process that agent code forked, which must not use it."""
         if not self._keeps_link:
             self._sock.close()
 
@@ -132,7 +132,7 @@ class Interpreter:
 
     def serve(self) -> None:
         signal.signal(signal.SIGINT, self._executions.on_interrupt)
-        encode_value(0)  # makes Python's lazy preparations now, while no client waits
+        encode_value(0)  # triggers Python's lazy initialization now, while no client waits
         self._send(Booted())
         handlers: dict[type[LinkMessage], Callable[[Any, link.Packet], None]] = {
             SetRules: self._on_rules,
@@ -163,8 +163,8 @@ class Interpreter:
             except link.LinkClosed:
                 return
             except Exception as problem:
-                # Exceptions of agent code are caught where it runs. So the guest's own code failed here, on what
-                # earlier programs left of the process, and the next program is not to blame.
+                # Exceptions of agent code are caught where it runs. So the guest's own code failed here, because of
+                # what earlier programs did to the process, and the next program is not to blame.
                 self._send(Unfit(why=reason_of(problem)))
                 raise
 
@@ -207,6 +207,6 @@ class Interpreter:
         self._send(*answer)
 
     def _on_find(self, _command: FindModules, packet: link.Packet) -> None:
-        """Answers which modules the image lacks, before any program has run."""
+        """Reports which modules the image lacks, before any program has run."""
         names = read_texts(link.read_body(packet), VARIABLES_NAMED_MAX, MAX_NAME_CHARS, "modules")
         self._send(Answered(ok=True), dumps(missing_modules(names)))

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 _PROGRAMS = "<execution-"
 # Frames of a thread that are searched for one of a program.
 _MAX_FRAMES = 1000
-# Looks at the threads of pools, and seconds between two.
+# How often the threads of pools are checked, and seconds between two checks.
 _LOOKS, _LOOK_S = 50, 0.002
 
 
@@ -28,8 +28,8 @@ def threads() -> set[int]:
 def end_leftovers(before: set[int]) -> None:
     """Cancels the calls that wait in pools, ends pools of processes that still have work, and interrupts threads.
 
-    A thread that runs only a library's code goes on, as a server does. So does a thread of `before`, unless a pool owns
-    it.
+    A thread that runs only a library's code keeps running, as a server's does. So does a thread of `before`, unless a
+    pool owns it.
     """
     pools: Any = sys.modules.get("concurrent.futures.thread")
     processes: Any = sys.modules.get("concurrent.futures.process")

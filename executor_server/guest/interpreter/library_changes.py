@@ -1,8 +1,8 @@
 """Changes libraries where they would not work in a sandbox.
 
-`multiprocessing` can't spawn a process that has the functions of a `__main__` that comes from no file: the child looks
-for them in vain, and pools start children without end. So "spawn" and "forkserver" fork here, under their own names.
-`inspect` finds the source of a class by the file of its module; here, by its program.
+`multiprocessing` can't spawn a process if `__main__` comes from no file: the child looks for its functions in vain, and
+pools start children without end. So "spawn" and "forkserver" fork here, under their own names. `inspect` finds the
+source of a class by the file of its module; here, by its program.
 
 The egress proxy is named by environment variables, which urllib, requests, httpx, websockets, pip, git and curl read.
 Of the widely used libraries for Python only aiohttp ignores them, unless each session is made with `trust_env=True`.
@@ -23,7 +23,7 @@ _adapted: set[str] = set()
 
 
 def adapt(module: str) -> None:
-    """To be called when the program has imported a module: adapts those that are loaded by now, each once."""
+    """Adapts the libraries that are loaded by now, each once. Called when the program has imported a module."""
     if module == "concurrent.futures" and sys.version_info >= (3, 14):
         import multiprocessing.context  # noqa: F401 - its pool of processes does so later, past any import of the program
     changes = (("multiprocessing.context", _fork_always), ("inspect", _find_classes))
@@ -42,7 +42,7 @@ def _fork_always(context: Any) -> None:
 
 
 def _plain_flags(module: Any) -> None:
-    """Has new interpreters, as those of joblib, find the image's packages: -S and -I are this interpreter's alone."""
+    """Lets new interpreters, such as joblib's, find the image's packages: -S and -I are only for this interpreter."""
     flags = module._args_from_interpreter_flags
     module._args_from_interpreter_flags = lambda: [
         each for each in flags() if each not in ("-S", "-I", "-s", "-E", "-P")

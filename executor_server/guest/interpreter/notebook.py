@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _ROUNDS, _ROUND_S = 5, 0.02  # short, as each turn counts as an operation
 _FIELD = r"\{\{|\}\}|\$\$|(?<!\$)\{([^{}\n]+)\}|\$([^\W\d]\w*)"
-_agent: list[tuple[dict[str, Any], RuleEnforcer]] = []  # not on the object, which the program has
+_agent: list[tuple[dict[str, Any], RuleEnforcer]] = []  # not on the object, which the program can read
 
 
 class Notebook:
@@ -37,7 +37,7 @@ class Notebook:
         _agent[:] = [(names, enforcer)]
         self._step: Optional[Timing] = None
         self.last_exc: Optional[BaseException] = None
-        """The exception of the last program whose message was cut. `str` of it is all of the message."""
+        """The exception of the last program whose message was cut. `str` of it gives the whole message."""
         names["get_ipython"] = lambda: self
         sys.meta_path.append(self)
 
@@ -85,7 +85,7 @@ class Notebook:
         return Timing()
 
     def time_step(self) -> None:
-        """Has the times of the execution printed at its end."""
+        """Makes the execution print its times at its end."""
         self._step = Timing()
 
     def end_step(self) -> None:
@@ -119,12 +119,12 @@ class Notebook:
         return ModuleSpec(name, self, is_package=not name.endswith("display"))  # type: ignore[arg-type]
 
     def create_module(self, _spec: ModuleSpec) -> None:
-        """Has Python make a plain module."""
+        """Lets Python make a plain module."""
 
     def exec_module(self, module: ModuleType) -> None:
         if module.__name__ == "IPython":
             __import__("IPython.display")
-            # Libraries find IPython and no notebook: one would have more than there is here.
+            # Libraries find IPython but no notebook: they would expect more of one than there is here.
             getter = lambda: self if sys._getframe(1).f_builtins is _agent[0][0] else None  # noqa: E731
             vars(module).update(get_ipython=getter, version_info=(9, 0, 0), __version__="9.0.0")
         elif module.__name__.endswith("display"):
@@ -134,7 +134,7 @@ class Notebook:
 
 
 class Timing:
-    """Prints the times from its making to its end."""
+    """Prints the times from its creation to its end."""
 
     def __init__(self) -> None:
         self._wall_s, self._cpu_s = perf_counter(), process_time()
@@ -172,7 +172,7 @@ def _run(command: str, shell: str = "bash", *given: str, captures: bool = False)
 
 
 def _expanded(command: str, frame: FrameType) -> str:
-    """Puts values in place of `{expression}` and `$name`. What is no variable is for the shell."""
+    """Puts values in place of `{expression}` and `$name`. Anything else is left for the shell."""
     import re
     from string import Formatter
 
@@ -187,13 +187,13 @@ def _expanded(command: str, frame: FrameType) -> str:
             if found[1]:  # as str.format has it: {x:.2f}
                 _, field, spec, conversion = next(iter(Formatter().parse(found[0])))
                 expression, form = field or "", spec or ""
-            compile(expression.strip(), "", "eval")  # else it is no expression, which the rules might refuse
+            compile(expression.strip(), "", "eval")  # otherwise it is not an expression, and rules might refuse it
             made = names[expression] if expression.isidentifier() else _agent[0][0]["eval"](expression, names)
             if form or conversion:
                 return str(Formatter().format_field(Formatter().convert_field(made, conversion), form))
         except Exception:  # noqa: BLE001 (agent code)
             return found[0]
-        return found[0] if type(made) is tuple else str(made)  # {a,b} are alternatives
+        return found[0] if type(made) is tuple else str(made)  # {a,b} are alternatives for the shell
 
     return re.sub(_FIELD, value, command)
 

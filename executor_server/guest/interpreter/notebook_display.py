@@ -1,4 +1,4 @@
-"""The names of IPython.display, for a sandbox that has no IPython: shown as display data, as everything else is."""
+"""The names of IPython.display for a sandbox without IPython. Its objects are shown as display data, like all other."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The interpreter's process: what turns a fork of the supervisor into one, and its limits."""
+"""The interpreter's process: turns a fork of the supervisor into it, sets its limits, and recognizes its forks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ OOM_SCORE = 900
 """When memory runs out, the kernel should kill this process, not the supervisor. Processes with 1000 go first:
 savepoints, and those that calls have started."""
 
-# Bytes of data withheld from programs, for the work between two: a program may keep all the memory that it has.
+# Bytes of data withheld from programs, for the work between two programs: one may keep all the memory that it has.
 _HEADROOM_BYTES = 2 * 1024 * 1024
 
 
 def settle(config: Any) -> None:
     """Turns the forked copy of the supervisor into an ordinary process with limits of its own."""
     os.setsid()
-    # As closed to others as the supervisor until now, with /proc/self owned by root.
+    # Until now it was closed to others like the supervisor, with /proc/self owned by root.
     libc.function("prctl")(libc.PR_SET_DUMPABLE, 1, 0, 0, 0)
     for number in signal.valid_signals():
         # Python itself ignores SIGPIPE and SIGXFSZ: they become exceptions.

@@ -1,8 +1,8 @@
 """Imports modules of the image in a warm interpreter, so that a program's own import costs nothing.
 
 No agent code has run there yet. Modules that are missing, raise or exit are skipped. A module that takes too long, or
-ends the process, ends the warm interpreter. Each import is reported before it begins, so the supervisor knows the
-module.
+ends the process, ends the warm interpreter. Each import is reported before it begins, so the supervisor knows which
+module it was.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 _OOM_SCORE_OF_COPIES = 1000
 _OOM_SCORE_OF_BRANCHES = 950  # the session's interpreter outlives a branch that takes all memory
 _MAX_NAMED = 3  # threads that a refusal names
-# Looks of a copy for its parent to end, and seconds between two.
+# How often a copy checks whether its parent has ended, and seconds between two checks.
 _ORPHAN_LOOKS, _ORPHAN_LOOK_S = 2000, 0.001
 
 
@@ -139,7 +139,7 @@ def _why_not() -> str:
 
 
 def _left_out(parts: Parts) -> list[str]:
-    """Returns what a copy will not have, in words."""
+    """Returns descriptions of what a copy will lack."""
     left_out = []
     children = _children()
     if children:
@@ -188,7 +188,7 @@ def _fork() -> int:
         if os.getppid() == 1:
             return 0
         time.sleep(_ORPHAN_LOOK_S)
-    os._exit(70)  # the program takes orphans in
+    os._exit(70)  # the program adopts orphans
 
 
 class Positions:

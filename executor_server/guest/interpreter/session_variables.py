@@ -1,8 +1,8 @@
 """Starts an interpreter with the environment variables of its session.
 
-An interpreter is a fork of its supervisor, and in a forked sandbox of a process that has imported libraries. Python,
+An interpreter is a fork of its supervisor or, in a forked sandbox, of a process that has imported libraries. Python,
 the C library and some libraries read variables once, when they start. If the session has one of these, the fork
-executes Python again. That costs a tenth of a second and the modules that were imported ahead of the sandbox.
+executes Python again. That costs a tenth of a second, and the modules imported ahead are lost.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Tools that run in the interpreter itself, made from source or pickles that the client shipped.
 
-Their code is the client's own and no agent code. Like a library of the image it runs with Python's builtins: its
-imports are not checked and its operations not counted. Agent code finds the tools among its builtins, next to the stubs
-of host tools.
+Their code is the client's own, not agent code. Like a library of the image it runs with Python's builtins: its imports
+are not checked and its operations not counted. Agent code finds the tools among its builtins, next to the stubs of host
+tools.
 
 All tools of a registration are made before any is placed, so a failure keeps the earlier tools. Code that makes a tool
 can raise anything, end the process or never return. Only exceptions are handled here; as with variables, the supervisor
@@ -65,7 +65,7 @@ class ShippedTools:
     def __init__(self, guarded: Callable[..., Any]) -> None:
         self._guarded = guarded
         self._parts: dict[tuple[str, str], Data] = {}
-        # The builtins of the tools' modules; a copy, so that a tool is no builtin of libraries.
+        # The builtins of the tools' modules; a copy, so that tools do not become builtins of libraries.
         self._python_names = dict(vars(builtins))
         self._names = dict(self._python_names)
         self._in_place: dict[str, types.ModuleType] = {}  # modules, by the tool's name
@@ -90,9 +90,9 @@ class ShippedTools:
     ) -> tuple[dict[str, Any], str]:
         """Makes the tools of the list and replaces all earlier ones; `stubs` are the session's other tools.
 
-        Raises ToolsRefused when one can't be made; the earlier tools then stay. `again`: they are made in a new
-        interpreter. Then those that can be made are kept, the others raise when they are called, and the reasons are
-        returned, too.
+        Raises ToolsRefused when one can't be made; the earlier tools then stay. With `again`, the tools are made again
+        in a new interpreter: those that can be made are kept, the others raise when they are called, and the reasons
+        are returned, too.
         """
         parts, self._parts = self._parts, {}
         failures, missing = self._find_missing(specs)

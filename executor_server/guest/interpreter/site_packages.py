@@ -2,7 +2,7 @@
 
 The environment has packages that the image lacks, or has in other versions. They come behind the standard library and
 ahead of the image's own, as in a virtual environment. The `.pth` files of both may run any code, so they are read in
-the interpreter's process, which agent code is going to have anyway, never in the supervisor.
+the interpreter's process, which agent code will control anyway, never in the supervisor.
 
 In a sandbox with a network, pip and uv install packages while the session runs, into a directory of the sandbox's own.
 It ends with the sandbox and is ahead of the environment and the image: the version that was installed last counts. By
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 DIRECTORY = "/tmp/.packages"
 _UV_CONFIG = "uv/uv.toml"
-_UV_SETTINGS = f'[pip]\ntarget = "{DIRECTORY}"\nonly-binary = [":all:"]\n'  # a target has no variable
+_UV_SETTINGS = f'[pip]\ntarget = "{DIRECTORY}"\nonly-binary = [":all:"]\n'  # uv has no variable for a target
 _WITHOUT_NETWORK = {"PIP_RETRIES": "0", "UV_HTTP_RETRIES": "0"}
 _WITH_NETWORK = {
     "PIP_TARGET": DIRECTORY,
@@ -47,7 +47,7 @@ _site_path: Optional[list[str]] = None
 
 
 def leave_archive() -> None:
-    """Takes the archive off `sys.path`, where it is for sources: its packages know where their modules are."""
+    """Removes the guest's archive from `sys.path`: its packages know where their modules are."""
     if GUEST_PATH in sys.path:
         sys.path.remove(GUEST_PATH)
 
@@ -71,7 +71,7 @@ def prepare_installers(*, has_network: bool, ahead_of: int) -> None:
     if not has_network:
         return
     try:
-        # Now, since Python remembers of a directory on its path that it is not there.
+        # Now, since Python remembers that a directory on its path is missing.
         os.makedirs(DIRECTORY, exist_ok=True)
         _write_uv_settings()
     except OSError:

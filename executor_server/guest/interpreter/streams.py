@@ -54,7 +54,7 @@ class Streams:
         self.renew()
 
     def disconnect(self) -> None:
-        """Ends a run: this process lets go of its pipes."""
+        """Ends a run: this process releases its pipes."""
         for fd, number in zip(self._idle, (1, 2)):
             _dup2(fd, number)
 

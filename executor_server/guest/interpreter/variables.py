@@ -101,7 +101,7 @@ class Variables:
         self._send(Answered(ok=True), dumps(missing))
 
     def _packed(self, value: Any) -> Parts:
-        """Returns a variable, or an opaque value if its own code raises: the others must not be lost over it."""
+        """Returns a variable, or an opaque value if its own code raises, so that the others are not lost."""
         try:
             return self._guarded(self._encode, value)  # type: ignore[no-any-return]
         except EncodeError:

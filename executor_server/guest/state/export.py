@@ -7,11 +7,12 @@ reports on a pipe which variable it begins with. The interpreter itself only wat
 takes longer than VARIABLE_TIME_S, is left out, and a new copy begins from the start, at most _MAX_COPIES times.
 
 Invariant: `export` changes nothing in the interpreter, and the file that it returns is whole (segments that add up, and
-an index) or there is no file. Each reason for a variable that is missing is in the index.
+an index) or there is no file. The index has the reason for each missing variable.
 
 The races:
 - Only the forking thread exists in a copy. A lock that another thread of the program held at that moment stays locked
-  for ever there, so a copy can hang without any fault of the variable that it is at. The time per variable ends it.
+  for ever there, so a copy can hang without any fault of the variable that it is writing. The time per variable ends
+  it.
 - The interpreter reaps a copy itself and kills it only before that (`_end_copy`): a process id that is not reaped yet
   can't belong to another process.
 - A process that the copy forked lives on with the pipe and the memory file. So a copy ends with its report _END and its
@@ -55,14 +56,14 @@ if TYPE_CHECKING:
 VARIABLE_TIME_S = 5.0
 EXPORT_TIME_S = 45.0
 COPY_TIME_S = 20.0
-# Copies that variables may end before the rest of the variables is left out.
+# After this many copies that a variable ended, the rest of the variables is left out.
 _MAX_COPIES = 12
 # Bytes that a copy may take even when the sandbox has less left.
 _MIN_COPY_BYTES = 8 * 1024 * 1024
 # A report of a copy: the position of the variable that it begins with, or _END.
 _POSITION = struct.Struct("!i")
 _END = -1
-# Seconds for a copy that has reported its end to exit, and between two looks at it.
+# Seconds for a copy that has reported its end to exit, and between two checks of it.
 _EXIT_TIME_S = 2.0
 _EXIT_LOOK_S = 0.001
 

@@ -40,7 +40,7 @@ class NotPickled(Exception):
 
 
 def read_index(fd: int, size: int) -> dict[str, Any]:
-    """Returns the index of a state, checked and bounded. Raises NotPickled when the file is no state."""
+    """Returns the index of a state, checked and bounded. Raises NotPickled when the file is not a state."""
     try:
         (length,) = LENGTH.unpack(os.pread(fd, LENGTH.size, size - LENGTH.size))
         if length > min(MAX_INDEX_BYTES, size - LENGTH.size):

@@ -1,9 +1,9 @@
 """Reads the variables of another interpreter into this one. index.py has the format and the reason for it.
 
 A state comes from the user's storage, so it may be forged. Unpickling runs in the sandbox, where a program could do the
-same by itself; there is nothing to gain but what the rules keep from programs. Hence `find_class` holds each name to
-the rules (pickled_names.py), code is accepted only in segments that the index declares to hold code, from sessions
-under at least these rules, and only functions and classes that this state made can be changed by it (world.py).
+same by itself, so a forger could only gain what the rules keep from programs. Hence `find_class` holds each name to the
+rules (pickled_names.py), code is accepted only in segments that the index declares to hold code, from sessions under at
+least these rules, and a state can change only functions and classes that it made itself (world.py).
 
 A segment that fails leaves half-made objects in the memo, and a later segment must not get one. They are dropped, and
 each later variable that refers to one of them fails with that reason.
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 # Seconds to read one variable, with the import of a large library that it needs; and to read all of them.
 READ_TIME_S = 20.0
 RESTORE_TIME_S = 45.0
-# Seconds left below which no further variable is begun.
+# With fewer seconds left than this, no further variable is begun.
 _MIN_TIME_S = 0.1
 _NUMBER = struct.Struct("<i")
 
@@ -46,7 +46,7 @@ def restore(world: World, fd: int, size: int, guarded: Callable[..., Any]) -> di
     """Reads as many variables as possible into the namespace and returns the manifest. Closes the file.
 
     `guarded` calls a function with arguments and bounds the agent code that this runs. Raises NotPickled when the file
-    is no state.
+    is not a state.
     """
     with os.fdopen(fd, "rb", buffering=256 * 1024) as file:
         index = read_index(fd, size)
@@ -144,7 +144,7 @@ def _numbers(segment: bytes) -> tuple[int, dict[int, tuple[Optional[str], Any]]]
                     atoms[argument] = module, name
             last, value = opcode.name, argument
     except ValueError:
-        return 0, {}  # no pickle: its numbers are not known, so nothing of the memo is kept
+        return 0, {}  # not a pickle: its numbers are not known, so nothing of the memo is kept
     return first, atoms
 
 

@@ -6,7 +6,7 @@ one session wrote is counted and held to the rules by the session that reads it.
 Invariant: a pickle holds no reference to an object of the guest. It could change whatever it refers to (BUILD sets
 attributes, REDUCE calls), for example the builtins that hold the checked `__import__`. So it gets a `Placeholder`, or a
 function without attributes (`sealed`), and only `World` puts the real object into the code and functions that it makes.
-The attack that this stops: code with other builtins, made of a code object that a pickle got hold of.
+The attack that this stops: code with other builtins, made from a code object that a pickle got hold of.
 """
 
 from __future__ import annotations
@@ -127,7 +127,7 @@ class World:
     def make_code(self, *args: Any) -> Placeholder:
         """Makes code for functions of the program. Raises NotPickled in a segment that declares none.
 
-        The pickle gets a placeholder: of the code object itself it could make functions that have other builtins.
+        The pickle gets a placeholder: from the code object itself it could make functions that have other builtins.
         """
         if not self.may_make_code:
             raise NotPickled("it holds code, and declares that it holds none")
@@ -148,7 +148,7 @@ class World:
     def make_foreign_function(
         self, code: Any, namespace: Any, name: Any, defaults: Any, closure: Any
     ) -> types.FunctionType:
-        """Makes a function of another namespace, of which cloudpickle brings the part that the function needs."""
+        """Makes a function of another namespace; cloudpickle brings the part of it that the function needs."""
         self._require_made(code, Placeholder)
         if type(namespace) is not dict:
             raise NotPickled("it holds a function of another form")
@@ -165,7 +165,7 @@ class World:
         function.__dict__.update(attributes)
 
     def settle_foreign_function(self, settle: Callable[[Any, Any], Any], function: Any, state: Any) -> None:
-        """The same by cloudpickle's own function, `settle`."""
+        """Does the same for a function of another namespace, by cloudpickle's own function `settle`."""
         self._require_made(function, types.FunctionType)
         try:
             settle(function, state)
@@ -267,7 +267,7 @@ _SETTLED = frozenset((*_ATTRIBUTES, "__type_params__"))
 
 
 def reduced_function(function: types.FunctionType) -> tuple[Any, ...]:
-    """Returns how pickle writes a function of the program's namespace."""
+    """Returns the reduced form in which pickle writes a function of the program's namespace."""
     state = {name: getattr(function, name) for name in _ATTRIBUTES}
     if hasattr(function, "__type_params__"):
         state["__type_params__"] = function.__type_params__

@@ -1,4 +1,4 @@
-"""Packs Python values into bytes by a closed and bounded codec, for both ends of the wire.
+"""Packs Python values into bytes with a closed and bounded codec, for both ends of the wire.
 
     packed = encode(value)      # fails only for size
     value = decode(packed)      # a value or a DecodeError, for any bytes

@@ -80,7 +80,7 @@ def _lower_scalar(np: Any, value: Any, writer: Writer) -> Lowered | None:
 
 
 def _is_shown(np: Any, array: Any) -> bool:
-    """True when numpy can write it; it can't write a datetime without a unit, except NaT."""
+    """True when numpy can show the array as text; it can't show a datetime without a unit, except NaT."""
     return array.dtype.kind != "M" or np.datetime_data(array.dtype)[0] != "generic" or bool(np.isnat(array).all())
 
 

@@ -120,7 +120,7 @@ def with_pandas(type_name: str, build: Callable[..., object], name_at: int | Non
 
     The child at `name_at` is a name, which may be an OpaqueValue like any other object.
 
-    A node that `build` finds to be wrong is a DecodeError. What pandas refuses after that is missing in its version,
+    `build` raises DecodeError for a malformed node. If pandas refuses a node after that, its version lacks something,
     and one part that can't be built is no reason to lose the rest of the value.
     """
 
@@ -162,7 +162,7 @@ def _make_timestamp(pd: Any, children: list[Any], number: int, unit: str, is_pyt
     if children[0] is None:
         return moment
     moment = moment.tz_localize("UTC").tz_convert(_zone(children[0], is_pytz))
-    repr(moment)  # outside of Python's own years, a moment in a zone is one that pandas makes and can't show
+    repr(moment)  # raises outside of Python's own years: there pandas makes moments in a zone, but can't show them
     return moment
 
 
@@ -210,7 +210,7 @@ def _make_strings(pd: Any, children: list[Any], storage: str, missing: str) -> o
 
 def _has_arrow() -> bool:
     try:
-        import pyarrow  # noqa: F401 - as pandas finds out
+        import pyarrow  # noqa: F401 - pandas checks it in the same way
     except ImportError:
         return False
     return True

@@ -23,7 +23,7 @@ _LONG = 32
 
 _SET_TAGS = frozenset(["set", "frozenset"])
 KEYED_TAGS = _SET_TAGS | {"dict", "ordereddict", "defaultdict", "counter"}
-# Types whose values, decoded, are hashable and as different from each other as they were.
+# Values of these types are hashable after decoding, and different values stay different.
 PLAIN_KEYS = frozenset([str, int, float, bool, NoneType, bytes, complex])
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -178,7 +178,7 @@ _FACTORIES = {kind.__name__: kind for kind in (int, float, str, bool, list, tupl
 
 def _lower_ordered_dict(value: Any, writer: Writer) -> Lowered:
     children: list[Any] = []
-    for key in list(value):  # its own order, which that of the dict below it need not be
+    for key in list(value):  # its own order, which can differ from that of the underlying dict
         children += (key, dict.__getitem__(value, key))
     return ["ordereddict"], children, True
 

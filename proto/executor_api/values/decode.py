@@ -6,7 +6,7 @@ within the time and the memory that the limits allow.
 
 Theory of operation. The JSON tree is walked with one loop and one stack (see encode.py for the numbering of nodes). A
 node's tag is looked up in one table, which gives the number and types of its parts; the children are decoded first,
-then the value is made of them. Mutable values are made empty before their children, so that these can refer to them.
+then the value is made from them. Mutable values are made empty before their children, so that these can refer to them.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def decode(
         raise DecodeError(f"a packed value of {size} bytes is over the limit total_bytes of {limits.total_bytes}")
     tree, buffers = unpack(packed, limits)
     text = bytes(tree)
-    # Or a tag that is written with an escape.
+    # The tag may be written with an escape.
     has_references = b'"ref"' in text or b"\\u" in text
     decoder = _Decoder(limits, buffers, foreign, needs_libraries=needs_libraries, has_references=has_references)
     root = load_tree(text, limits)
@@ -91,7 +91,7 @@ class _Decoder:
         self._values: list[Any] = []
         self._weights: list[tuple[int, int]] = []  # nodes and bytes, references followed
 
-    # Used by what makes values (kinds.Reader)
+    # Used by the functions that make values (kinds.Reader)
 
     def take_buffer(self, number: int) -> memoryview:
         if not 0 <= number < len(self._buffers):
@@ -195,7 +195,7 @@ class _Decoder:
 
 
 def _find_kind(tag: str) -> Kind | None:
-    """Loads the kinds of libraries' values at the first tag that is none of the others."""
+    """Loads the kinds of libraries' values at the first tag that is not in KINDS."""
     if not _of_libraries:
         from executor_api.values import arrays, frames, images
 

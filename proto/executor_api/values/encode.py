@@ -61,11 +61,12 @@ def encode(
     instances of other classes, subclasses of builtins) and for containers beyond the limits; None, or no fallback,
     means the generic form or an OpaqueValue. Its exceptions pass through.
 
-    `stand_in` returns what is sent of a value that would be an OpaqueValue: display data (a dict) with its texts, or a
-    value without children, such as an image, in its place; None for no more than the texts.
+    `stand_in` is called with a value that would be an OpaqueValue. It returns display data (a dict), which is sent with
+    the value's texts, or a value without children, such as an image, which is sent in its place; None if only the texts
+    are to be sent.
 
     The code of a value (its `__repr__`, its properties) may raise anything, `SystemExit` too: that becomes part of the
-    value's text, and no reason to lose other values. Exceptions of the types in `passing` pass through.
+    value's text, and other values are not lost. Exceptions of the types in `passing` pass through.
 
     Raises EncodeError when the packed value is larger than `limits.total_bytes`.
     """
@@ -79,7 +80,7 @@ def encode_in_parts(
     passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
     stand_in: StandIn | None = None,
 ) -> Parts:
-    """As `encode`, without a copy of what is large in the value: it must not change until the parts have been used."""
+    """Packs like `encode`, without copying the large parts of the value: it must not change until they are used."""
     encoder = _Encoder(limits, fallback, passing, stand_in, trust_keys=True)
     parts = encoder.run(obj)
     if encoder.has_doubtful_keys and not _is_decodable(b"".join(parts), limits):
@@ -93,10 +94,10 @@ def digest(
     fallback: Fallback,
     passing: tuple[type[BaseException], ...] = (KeyboardInterrupt,),
 ) -> bytes:
-    """Returns a digest of what `encode` would pack, without a copy of it; equal for the same value, unchanged.
+    """Returns a digest of what `encode` would pack, without a copy of it. It stays equal while the value is unchanged.
 
-    It finds changes that happen, and is no protection against those that are made to be missed: large parts of a value
-    are in it by their CRC-32. Raises EncodeError as `encode` does.
+    It finds ordinary changes, but not those made to be missed: of large parts of a value, it has the CRC-32. Raises
+    EncodeError as `encode` does.
     """
     return _Encoder(limits, fallback, passing, trust_keys=True).digest(obj)
 
@@ -153,7 +154,7 @@ class _Encoder:
 
     def digest(self, root: object) -> bytes:
         from hashlib import blake2b  # not at the start of a sandbox
-        from zlib import crc32  # three times as fast, for what is most of a large value
+        from zlib import crc32  # three times as fast, for the bulk of a large value
 
         hashed = blake2b(dump_tree(self._write(root)), digest_size=_DIGEST_BYTES)
         for data in self._buffers:
@@ -162,7 +163,7 @@ class _Encoder:
                 hashed.update(b"%d %d " % (view.nbytes, crc32(view.cast("B"))))
         return hashed.digest()
 
-    # Used by what lowers values (kinds.Writer)
+    # Used by the functions that lower values (kinds.Writer)
 
     def add_buffer(self, data: bytes | memoryview) -> int:
         if len(self._buffers) >= self.limits.nodes:  # a node of texts has two, and receivers allow one for each node
@@ -176,7 +177,7 @@ class _Encoder:
         return len(self._buffers) - 1
 
     def expect_bytes(self, count: int) -> None:
-        """Raises EncodeError where `count` more bytes can't fit, before anything is copied."""
+        """Raises EncodeError if `count` more bytes don't fit, before anything is copied."""
         needed = self._total_bytes + self._text_chars + count
         if needed > self.limits.total_bytes:
             raise EncodeError(
@@ -203,7 +204,7 @@ class _Encoder:
         return True
 
     def libraries(self) -> Modules:
-        """Returns `loaded_libraries()` of when the first value without a form of Python's own was met."""
+        """Returns `loaded_libraries()` as it was when the first value was met that may be a library's."""
         if self._libraries is None:
             self._libraries = loaded_libraries()
         return self._libraries
@@ -366,7 +367,7 @@ class _Encoder:
         return node, (), False
 
     def _left_out(self, value: object) -> Lowered:
-        """Replaces a value that was sent before and would make the whole too long to be shown."""
+        """Replaces a value that was sent before, and that would make the text of the whole too long."""
         reason = f"<left out: shared so often, the whole would unfold to more than {self.limits.unfolded_bytes} bytes>"
         reason, self._left_out_text = self._left_out_text or reason, "<left out, as above>"
         node = ["opaque", objects.type_name_of(type(value)), reason]
@@ -379,7 +380,7 @@ class _Encoder:
 
 
 def _measure(node: list[Any]) -> tuple[int, int]:
-    """Counts the JSON values of a header, and the characters of text in it besides its tag."""
+    """Counts the JSON values of a header, and the characters of its texts without the tag."""
     values, chars = 1, -len(node[0])
     pending = [node]
     while pending:
@@ -402,7 +403,7 @@ def _has_plain_keys(tag: str, children: Sequence[object]) -> bool:
     return True
 
 
-# Each of their items takes a byte or more, in every form; and a node, where no form has many items in one.
+# Each item of these types takes at least one byte, in every form; and one node, if no form puts many items into one.
 _OF_NODES: tuple[Any, ...] = (tuple, dict, set, frozenset, deque)
 _SIZED: tuple[Any, ...] = (str, bytes, bytearray, list, *_OF_NODES)
 # By id: a class can have a metaclass without a hash.

@@ -42,12 +42,12 @@ def lower(value: Any, writer: Writer, *, bases: bool = False) -> Lowered | None:
 
 
 def _least_bytes(dtype: Any) -> int:
-    """Returns the bytes that each value of a column takes at least, without a look at it."""
+    """Returns the bytes that each value of a column takes at least, without reading any."""
     return dtype.itemsize if isinstance(dtype, sys.modules["numpy"].dtype) and not dtype.hasobject else 1
 
 
 def _check_objects(values: Any, writer: Writer) -> None:
-    """Raises OverLimit for a column that would be lost by itself, which leaves nothing of the table to be shown."""
+    """Raises OverLimit for a column that can't be sent by itself: without it, nothing of the table could be shown."""
     if len(values) > writer.limits.nodes and values.dtype == object and len(set(map(type, values))) > 1:
         raise OverLimit(f"a column of several types has at most {writer.limits.nodes:,} values, not {len(values):,}")
 
@@ -146,7 +146,7 @@ def _make_frame(pd: Any, children: list[Any], rows: int, count: int) -> object:
     _require(len(arrays) == count <= MAX_FRAME_COLUMNS, "a table")
     for values in arrays:
         _require(is_values(pd, values) and values.ndim == 1 and len(values) == rows, "a table")
-    # By position first, as labels need not be different. As series, whose dtype is not guessed.
+    # By position first, because labels may repeat. As series, so that pandas does not guess their dtype.
     series = {
         position: pd.Series(values, index=index, dtype=values.dtype, copy=False)
         for position, values in enumerate(arrays)

@@ -146,7 +146,7 @@ class TupleRecord(tuple):  # type: ignore[type-arg]  # subscripting a builtin ne
         fields = tuple(names)
         if len(fields) != len(self):
             raise ValueError(f"{len(fields)} names for {len(self)} items")
-        # In the instance, where a field named `count` comes before the method of that name.
+        # In the instance, where a field named `count` takes precedence over the method of that name.
         self.__dict__.update(zip(fields, self))
         self.__dict__.update(_type_name=type_name, _fields=fields)
         return self

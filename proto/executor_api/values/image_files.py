@@ -30,7 +30,7 @@ _JPEG_SCAN = 0xDA
 
 
 class UnfitImage(ValueError):
-    """The file is not decoded; the message says why, about "it"."""
+    """The file is not decoded; the message is a clause that says why and calls the file "it"."""
 
 
 def png_parts(data: memoryview) -> tuple[int, int, Parts]:

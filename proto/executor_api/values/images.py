@@ -66,7 +66,7 @@ def _get_pixels(reader: Reader, entry: int | str) -> bytes | memoryview:
 
 
 def _raw_pixels(image: Any) -> memoryview:
-    """Yields the bytes of `tobytes` strip by strip; `tobytes` would hold all of them twice for a moment."""
+    """Returns the bytes of `tobytes`, read strip by strip; `tobytes` would hold all of them twice for a moment."""
     width, height = image.size
     row_bytes = width * _RAW_MODES[image.mode]
     rows = max(1, _STRIP_BYTES // row_bytes)

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
             ...
 
         def expect_bytes(self, count: int) -> None:
-            """Raises EncodeError where so many more bytes can't fit, before anything is copied."""
+            """Raises EncodeError if `count` more bytes don't fit, before anything is copied."""
             ...
 
         def add_unfolded(self, count: int) -> None:

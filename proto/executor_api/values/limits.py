@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 # default. A larger one would arrive as a value whose `repr` raises.
 MAX_INT_BITS = 14_284
 MAX_INT_DIGITS = 4_300
-# Bits of integers that earlier senders sent; beyond MAX_INT_BITS a receiver makes an OpaqueValue of them.
+# Earlier senders sent integers of this many bits; beyond MAX_INT_BITS a receiver makes an OpaqueValue of one.
 MAX_SENT_INT_BITS = 1 << 20
 # Integers up to this one are bare numbers in JSON, on which all JSON readers agree.
 MAX_BARE_INT = (1 << 63) - 1
@@ -121,7 +121,7 @@ def count_nodes(tag: str, children: int) -> int:
 
 
 class OverLimit(Exception):
-    """A value is sent as an OpaqueValue for its size; the message says which."""
+    """A value is sent as an OpaqueValue because of its size; the message names the limit."""
 
 
 class EncodeError(ValueError):
@@ -129,4 +129,4 @@ class EncodeError(ValueError):
 
 
 class DecodeError(ValueError):
-    """The bytes are not a packed value, or more of one than the limits allow."""
+    """The bytes are not a packed value, or the value exceeds the limits."""

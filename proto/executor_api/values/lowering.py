@@ -18,7 +18,7 @@ if TYPE_CHECKING:
         def libraries(self) -> Modules: ...
 
 
-# Types with an exact form. Those of modules that may not be loaded are found by name, and kept when the name is true.
+# Types with an exact form. Those of modules that may not be loaded are found by name, and kept if it is the real class.
 _LOWER: dict[Any, Any] = {**scalars.LOWER, **containers.LOWER, **objects.LOWER}
 _LOWER_BY_NAME: dict[tuple[str, str], Any] = {
     **scalars.LOWER_BY_NAME,
@@ -41,7 +41,7 @@ def lower_exact(value: object, kind: type, encoder: Encoder) -> Lowered | None:
 
 
 def loaded_libraries() -> Modules:
-    """Returns the modules for values of libraries that are loaded; without the library none of its values is there.
+    """Returns the modules for values of libraries that are loaded; no others can have values here.
 
     They are imported here, since most sandboxes need none of them.
     """

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 def type_name_of(kind: type) -> str:
     """Returns the qualified name of a class, in at most MAX_TYPE_NAME_CHARS; builtins without their module."""
-    # Past the metaclass, which could return anything.
+    # Bypassing the metaclass, which could return anything.
     name = type.__dict__["__qualname__"].__get__(kind)
     module = type.__dict__["__module__"].__get__(kind)
     if type(module) is str and module != "builtins":
@@ -171,7 +171,7 @@ def make_opaque(
     reason: str,
     display: dict[str, str] | None,
 ) -> OpaqueValue:
-    """Returns what stands for a value that is represented by its texts alone; each of them begins with the reason."""
+    """Returns the OpaqueValue that represents a value by its texts; each of them begins with the reason."""
     shown = reason + bounded_repr(value, limit_chars, passing)
     text = bounded_str(value, limit_chars, passing)
     return OpaqueValue(type_name_of(type(value)), shown, None if text is None else reason + text, display)

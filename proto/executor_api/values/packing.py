@@ -30,7 +30,7 @@ MAGIC = b"RXV1"
 _HEAD = struct.Struct(">4sIQ")
 HEAD_BYTES = _HEAD.size
 BYTES_PER_BUFFER = 8
-# A buffer of fewer is copied, since parts have a price, too: each is written by itself.
+# A smaller buffer is copied, since each part costs a write of its own.
 _PART_BYTES = 64 << 10
 
 

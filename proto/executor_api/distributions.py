@@ -116,7 +116,7 @@ DISTRIBUTIONS: Mapping[str, tuple[str, ...]] = {
     "zmq": ("pyzmq",),
 }
 
-# Modules that Python had until 3.12 or 3.13: an older or newer image lacks them, and PyPI has strangers of these names.
+# Modules that Python 3.12 or 3.13 removed: images with a newer Python lack them, and PyPI has strangers of these names.
 _ONCE_IN_PYTHON = frozenset(
     {
         "aifc",

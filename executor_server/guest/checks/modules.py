@@ -13,7 +13,7 @@ _DICT: Any = type.__dict__["__dict__"].__get__(ModuleType)["__dict__"]
 
 
 def is_module(value: object) -> TypeGuard[ModuleType]:
-    """Decides by the type: an object's `__class__` can claim to be a module, as those of cffi do."""
+    """Decides by the type: an object's `__class__` can claim to be a module, as cffi's objects do."""
     return issubclass(type(value), ModuleType)
 
 

@@ -43,7 +43,7 @@ class NoModules:
         return False
 
     def owns_path(self, path: Any) -> bool:
-        """True for a file that is no library's."""
+        """True for a file that does not belong to a library."""
         return False
 
     def owns_names(self, names: dict[str, Any]) -> bool:

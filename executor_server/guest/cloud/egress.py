@@ -13,8 +13,8 @@ Invariant: one process serves a listener. The daemon starts another one where a 
 not have noticed. So a process takes a lock next to the socket before it asks for the listener, and kills the process
 that holds the lock. The directory is root's alone, so the number in the file is that of a predecessor.
 
-A process without a daemon must not go on: nobody would count the bytes that it moves, or could forbid them. It ends
-when a stream closes, and when nothing arrives for _SILENCE_S; the daemon sends requests more often than that.
+A process without a daemon must not go on: the bytes that it moves would not be counted, and could not be forbidden. It
+ends when a stream closes, and when nothing arrives for _SILENCE_S; the daemon sends requests more often than that.
 
 No TLS is terminated here and no secret known: the machine is the cloud's.
 """

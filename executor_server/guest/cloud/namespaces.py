@@ -20,7 +20,7 @@ Invariants:
 - It may be repeated. A retry after a lost answer finds the directory; a guest that listens there counts as started, and
   one that does not is never started a second time, because its client would take the new guest for the old one.
 - Of the machine, the guest keeps three descriptors: its listening socket, the pipe that it reports on, and a memory
-  file of a fixed size as standard error. A namespace is no wall to an open descriptor, so all others are closed first.
+  file of a fixed size as standard error. A namespace does not confine open descriptors, so all others are closed first.
 
 CONFIG is a JSON object:
 

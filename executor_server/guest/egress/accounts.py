@@ -219,7 +219,7 @@ class MinuteCount:
         self._times: Deque[float] = deque()
 
     def take(self, now: float, limit: int) -> bool:
-        """Counts an event; false, without counting, if there were `limit` in the last minute: so it keeps no more."""
+        """Counts an event. False, and counts nothing, if `limit` were counted in the last minute; it keeps no more."""
         while self._times and self._times[0] <= now - _MINUTE_S:
             self._times.popleft()
         if len(self._times) >= limit:
@@ -238,7 +238,7 @@ class Bucket:
         self._filled_at = now
 
     def widen(self, new_connections_per_minute: int) -> None:
-        """Raises the pace to twice what the policy grants, so that it does not slow down one that grants much."""
+        """Raises the pace to twice what the policy grants, so that many granted connections are not slowed down."""
         self._per_s = max(self._per_s, min(_FASTEST_PER_S, 2 * new_connections_per_minute / _MINUTE_S))
         more = max(0.0, min(_FASTEST_PER_S, new_connections_per_minute) - self._burst)
         self._burst += more

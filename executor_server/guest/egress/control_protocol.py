@@ -8,7 +8,7 @@ To the proxy:
     change   session, rules                                close connections that the rules no longer allow
     allow    session, total_bytes                          bound of sent and received bytes together; null: none
     exhaust  session, reason                               close all and refuse new ones, for this reason; null: go on
-    settle   number, session                               answered when all reports so far were sent; "": no session's
+    settle   number, session                               answered when all reports so far were sent; "": of no session
     end      number, session                               answered when the connections are closed, and reported
     ack      number                                        the refusal was recorded: its answer may leave
     ruled    number, why                                   an approval was given (""), or was not, for this reason

@@ -267,7 +267,7 @@ class Executions:
 
 def keep_final_answers_quiet() -> None:
     """Wraps threads' excepthook: a thread that gave the final answer or was stopped prints nothing."""
-    # `threading` takes its hook from _thread when it is imported. Only programs import it.
+    # `threading` takes its hook from _thread when it is imported, which the guest does not do at the start.
     threading: Any = sys.modules.get("threading")
     report = _thread._excepthook if threading is None else threading.excepthook
 

@@ -27,7 +27,7 @@ _INTERRUPT_POLL_S = 0.05
 class Condition:
     """A lock, and the wait for a change under it, like threading.Condition.
 
-    The guest does not import `threading`: it takes 0.2 MiB of each sandbox, and most programs have no threads.
+    `threading` is not imported at the start: it takes 0.2 MiB of each sandbox, and most programs have no threads.
     """
 
     def __init__(self) -> None:

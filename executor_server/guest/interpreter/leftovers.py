@@ -43,7 +43,7 @@ def end_leftovers(before: set[int]) -> None:
                 for worker in list(manager.processes.values()):
                     worker.kill()
         ended = (before - workers) | {get_ident()}
-        # The race: a pool's thread that has just taken a call is in no code of the program yet.
+        # The race: a pool's thread that has just taken a call runs no code of the program yet.
         for look in range(_LOOKS):
             waits = look == 0 and bool(workers)
             for ident, frame in sys._current_frames().items():

@@ -1,4 +1,4 @@
-"""The names of IPython.display for a sandbox without IPython. Its objects are shown as display data, like all other."""
+"""The names of IPython.display for a sandbox without IPython. Its objects are shown like other display data."""
 
 from __future__ import annotations
 

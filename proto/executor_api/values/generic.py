@@ -27,7 +27,7 @@ class OpaqueValue(Frozen):
     """A value that was not sent: only the name of its type and its texts were.
 
     `repr` and `str` are the results of these two functions at the sender, cut; `str(value)` returns `str`. `display`
-    has the texts by which the value shows itself in notebooks, by MIME type: a figure of plotly, for example.
+    has the texts that notebooks show for the value, by MIME type: for a figure of plotly, for example.
     """
 
     __slots__ = ("type_name", "repr", "str", "display")  # noqa: RUF023 - in the order of __init__

@@ -1,4 +1,4 @@
-"""Dials nodes: learns from its certificate which node answers at an address, and opens a channel to that one.
+"""Dials nodes: identifies the node at an address by its certificate, and opens a channel to that node.
 
 An address does not identify a node: pods get another one at each start, and they share a DNS name. So a TLS handshake
 first finds out which node is there. gRPC then connects to this name only; the connection fails if another node, or
@@ -33,7 +33,7 @@ from executor_server.fleet.membership import (
 DIAL_TIME_S = 1.0
 """Seconds for a TCP connection and its handshake: after a path was cut, the next attempt must come soon."""
 MAX_ANSWER_BYTES = 32 * 1024 * 1024
-"""Bytes of one answer of a node, which may have the sessions of all tenants there."""
+"""Bytes of one answer of a node, which may list the sessions of all tenants there."""
 MAX_REQUEST_BYTES = 32 * 1024 * 1024
 """Bytes of one message to a node: the policy with its lock files, or a client's."""
 MAX_NODE_METADATA_BYTES = 16 * 1024
@@ -60,7 +60,7 @@ class Dialer:
     def of(cls, credentials: Credentials, folder: Path) -> Dialer:
         """Returns a dialer that shows this certificate, which was read from the folder."""
         context = ssl.create_default_context(ssl.Purpose.SERVER_AUTH, cadata=credentials.authority.decode("ascii"))
-        context.check_hostname = False  # the name is what we ask for; the authority signs nothing but a fleet's members
+        context.check_hostname = False  # the name is what we want to learn; the CA signs members of the fleet only
         context.minimum_version = ssl.TLSVersion.TLSv1_3
         context.set_alpn_protocols(["h2"])  # a gRPC server ends a handshake that does not offer it
         context.load_cert_chain(folder / CERTIFICATE_NAME, folder / KEY_NAME)  # the standard library takes files only
@@ -75,7 +75,7 @@ class Dialer:
                 )
         except (OSError, TimeoutError, UnicodeError) as error:
             raise DialError(f"{address}: {_why(error)}") from error
-        # Not closed in order: a peer that takes its time with its goodbye would cost us that.
+        # Aborted below: an orderly TLS close would wait for a slow peer.
         shown = writer.get_extra_info("ssl_object").getpeercert(binary_form=True)
         writer.transport.abort()
         member = member_in(x509.load_der_x509_certificate(shown)) if shown else None
@@ -110,7 +110,7 @@ class Dialers:
         self._current = self._read()
 
     def current(self) -> Dialer:
-        """Returns the present one; the one before where the folder can't be used now."""
+        """Returns the current dialer; the previous one while the folder can't be used."""
         versions = self._versions()
         if versions != self._seen:
             self._seen = versions
@@ -138,10 +138,10 @@ class Dialers:
 def _options(member: Member, max_receive_bytes: int) -> Sequence[tuple[str, str | int]]:
     return (
         ("grpc.ssl_target_name_override", member.name),
-        # A connection of its own: another channel's state must not hold this one back, nor end with it.
+        # A separate connection: the state of another channel must neither delay this one nor end it.
         ("grpc.use_local_subchannel_pool", 1),
         ("grpc.enable_http_proxy", 0),
-        ("grpc.enable_retries", 0),  # a call that may have had an effect is ours to repeat
+        ("grpc.enable_retries", 0),  # we decide whether to repeat a call that may have had an effect
         ("grpc.initial_reconnect_backoff_ms", 100),
         ("grpc.min_reconnect_backoff_ms", round(DIAL_TIME_S * 1000)),
         ("grpc.max_reconnect_backoff_ms", 500),

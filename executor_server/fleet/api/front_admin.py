@@ -1,4 +1,4 @@
-"""AdminService of a front: what its nodes answer, merged; the fleet itself; drains of nodes.
+"""AdminService of a front: merges the answers of its nodes, describes the fleet, and drains nodes.
 
 Calls about one session are not here: proxy.py passes them on to the session's node.
 """

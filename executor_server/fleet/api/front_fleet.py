@@ -1,4 +1,4 @@
-"""The front's part in its fleet while it runs: the links, what is known over them, and what is lost.
+"""The front's part in a running fleet: its links, what it learns over them, and what is lost.
 
 `Members` decides. This file has the clock and the links, and notifies others of changes. `Members` writes a loss to the
 disk before it reports it.
@@ -52,7 +52,7 @@ from executor_server.fleet.membership import (
 )
 
 FRONT_PRINCIPAL = Principal("local", "front", is_admin=True)
-"""The caller of what the front does by itself."""
+"""The caller of the front's own calls."""
 
 _log = structlog.get_logger(__name__)
 
@@ -261,7 +261,7 @@ class FrontFleet:
                 async with asyncio.timeout(TICK_S):
                     await self._change.wait()
 
-    # -- who has a session ---------------------------------------------------------------------------------------------
+    # -- finding sessions ----------------------------------------------------------------------------------------------
 
     def links(self) -> list[FrontLink]:
         """Returns the links to all nodes that have reported, by their names."""
@@ -270,7 +270,7 @@ class FrontFleet:
 
     @property
     def expected(self) -> int:
-        """The number of nodes that could be asked, were all linked: those that are not lost or refused."""
+        """The number of nodes that are neither lost nor refused: so many can answer once all are linked."""
         return sum(self.state_of(member) not in ("lost", "refused") for member in self.members)
 
     def find(self, principal: Principal, session_id: str, *, any_tenant: bool = False) -> FrontLink | Tombstone:
@@ -322,7 +322,7 @@ class FrontFleet:
         return "draining" if report.draining else "serving"
 
     def address_of(self, node: str) -> str:
-        """Returns the address that the front links to, of a node that is linked."""
+        """Returns the address of the link to a node; empty when it is not linked."""
         link = self._by_node.get(node)
         return str(link.address) if link is not None else ""
 

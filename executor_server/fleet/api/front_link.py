@@ -36,7 +36,7 @@ HELLO_TIME_S = 30.0
 RETRY_S = 0.5
 """Longest time between two attempts to link; the first one after a link is immediate."""
 MAX_WRONG_RETRIES = 20
-"""Limit of the growing wait after a wrong message, as a multiple of the first wait. Reading it cost the front time."""
+"""Limit of the growing wait after a wrong message, as a multiple of the first wait. Reading such messages costs the front time."""
 CONTROL_AGAIN_S = 10.0
 """Seconds after which a control is sent again if it is not in force yet."""
 REFUSED_TEXT = "the configuration refuses it (fleet.refused_nodes)"
@@ -45,7 +45,7 @@ _log = structlog.get_logger(__name__)
 
 
 class LinkBroken(Exception):
-    """The link is over; the message says why, for an operator. `is_wrong`: the node said what no node should say."""
+    """The link is over; the message says why, for an operator. `is_wrong`: the node sent what no node should send."""
 
     def __init__(self, problem: str, *, is_wrong: bool = False) -> None:
         super().__init__(problem)
@@ -67,7 +67,7 @@ class FrontLink:
     ):
         self.address = address
         self.node = ""
-        """The node that answered there last; empty: none has."""
+        """The last node that answered there; empty if none has."""
         self.front_instance = ""
         """The front's start, as its last hello named it."""
         self.problem = ""
@@ -86,7 +86,7 @@ class FrontLink:
 
     @property
     def is_refused(self) -> bool:
-        """True when a node answers there that the front does not take."""
+        """True when a node answers there but the front does not accept it."""
         return bool(self.node and self.problem)
 
     @property
@@ -97,7 +97,7 @@ class FrontLink:
     def channel(self) -> Any:
         """The connection for calls. Requires that the link is up.
 
-        The link has one for itself: calls could use up all that a connection may have, and take its turn.
+        The link has its own connection: calls could use up the limits of a shared one and delay its messages.
         """
         assert self._calls is not None
         return self._calls
@@ -142,7 +142,7 @@ class FrontLink:
                 await asyncio.sleep(random.uniform(wait_s / 2, wait_s))
 
     def _wrong_wait_s(self) -> float:
-        """Returns the seconds to wait; a link that was well for longer than the last wait begins with the first."""
+        """Returns the seconds to wait; starts again with the first wait if the link worked for longer than the last."""
         if time.monotonic() - self._up_since_s > self._wrong_retry_s:
             self._wrong_retry_s = self._first_wrong_retry_s
         wait_s = self._wrong_retry_s
@@ -155,12 +155,12 @@ class FrontLink:
             _log.warning("fleet_link_down", address=str(self.address), node=self.node, problem=problem)
 
     async def _link(self) -> None:
-        """Links, and returns never: raises DialError, LinkBroken, NodeRefused when the link is over."""
+        """Links, and never returns: raises DialError, LinkBroken, NodeRefused when the link is over."""
         dialer = self._dialer()
         member = await dialer.member_at(self.address)
         self.node = member.node
         if self._fleet.is_refused(member.node):
-            # As seldom as one that says something wrong: the holder of its certificate may be hostile.
+            # Tried as rarely as a node that sends something wrong: the holder of its certificate may be hostile.
             raise LinkBroken(REFUSED_TEXT, is_wrong=True)
         other = self._fleet.link_of(member.node)
         if other is not None:

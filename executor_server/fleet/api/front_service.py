@@ -138,7 +138,7 @@ class FrontService(service_grpc.ExecutorServiceServicer):
         return service_pb.GetPolicyResponse(policy=to_wire.policy_to(self._policy().describe(current_principal.get())))
 
     async def _of_tenant(self, method: str, request: Any, lease_id: str) -> list[Any]:
-        """Asks each node that has sessions of the caller's tenant. Raises Unavailable when none of several answers."""
+        """Asks each node that has sessions of the caller's tenant. Raises Unavailable if none of these answers."""
         principal = current_principal.get()
         nodes = self._fleet.members.sessions.nodes_of(principal.tenant)
         links = [link for node in nodes if (link := self._fleet.link_of(node)) is not None]

@@ -1,8 +1,8 @@
 """Sessions of all nodes together: their names, lists of them, and lost ones that no node has any more.
 
-A node keeps a name from being given twice on that node. Over a fleet the front decides: calls that give names take
-turns, tenant by tenant, and each asks every node that has sessions of the tenant. A node that does not answer may have
-the name, so none is given meanwhile.
+A node does not give a name twice. Over a fleet the front decides: one tenant's calls that give names take turns, and
+each asks every node that has sessions of the tenant. A node that does not answer may have the name, so none is given
+meanwhile.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ class SessionNames:
 
 
 def lost_session(tombstone: Tombstone) -> pb.Session:
-    """Returns a session that is lost, with the reason; nothing else of it is known."""
+    """Returns a lost session with the reason; nothing else is known about it."""
     time = Timestamp()
     time.FromMilliseconds(round(tombstone.lost_unix_s * 1000))
     return pb.Session(
@@ -82,7 +82,7 @@ def lost_session(tombstone: Tombstone) -> pb.Session:
 
 
 def of_node(node: str, sessions: Iterable[pb.Session]) -> list[pb.Session]:
-    """Returns those that are the node's own by their ids: it can't answer for another node."""
+    """Returns the sessions whose ids name this node: it can't answer for another."""
     return [session for session in sessions if node_of(session.session_id) == node]
 
 

@@ -1,4 +1,4 @@
-"""The state of a front, with that of its nodes together."""
+"""The status of a front, which includes that of its nodes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from executor_server.policy.audit import AuditLog
 
 _MAX_KINDS = 256
 _MAX_IMAGES = 1024
-# The state of several backends of one name is the first of these that one has.
+# Backends with the same name are shown as one; its state is the first of these that any of them has.
 _STATES = ("down", "full", "up")
 
 
 @dataclass(frozen=True)
 class FrontStatus:
-    """The front's own parts of it."""
+    """The parts of the status that the front has itself."""
 
     version: str
     start_time_s: float
@@ -31,7 +31,7 @@ class FrontStatus:
     audit: AuditLog | None  # None: none is configured
 
     def merged(self, nodes: Iterable[admin_pb.GetStatusResponse]) -> admin_pb.GetStatusResponse:
-        """Adds up the nodes' sessions, hosts, pools and backends. Its version, policy and audit log are its own."""
+        """Adds up the nodes' sessions, hosts, pools and backends. Version, policy and audit log are the front's."""
         status = own_status(self.version, self.start_time_s, self.approvals, self.policy(), self.audit)
         status.is_front = True
         pool: dict[tuple[str, str], admin_pb.PoolKind] = {}
@@ -55,7 +55,7 @@ class FrontStatus:
 
 
 def _add(total: Message, more: Message, names: Iterable[str]) -> None:
-    """Adds these fields. A node may say any number: a sum beyond the field's type is the largest of it."""
+    """Adds these fields. A node may send any number: a sum too large for the field becomes its maximum."""
     for name in names:
         most = 2**63 if name.endswith("_bytes") else 2**32 - 1
         number = getattr(more, name)

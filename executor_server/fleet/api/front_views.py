@@ -3,8 +3,8 @@
 While someone watches, the front watches each node that is linked, once for all watchers, and keeps what it received. A
 lost node's sessions are shown as ended, with the reason. When nobody watches, nothing is watched and nothing is kept.
 
-A node may be hostile: it describes sessions with its own ids only, the front knows the tenants of those that exist, and
-what is kept of one node is bounded.
+A node may be hostile: it can describe only sessions whose ids name it, the front compares their tenants with those it
+knows, and the memory for one node is bounded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from executor_server.fleet.api.node_calls import ASK_TIME_S, begin_stream, keep_
 from executor_server.fleet.membership import Lost, Tombstone, node_of
 
 MAX_NODE_BYTES = 128 * 1024 * 1024
-"""Bytes of the descriptions that are kept of one node."""
+"""Bytes of the descriptions kept for one node."""
 
 
 @dataclass(eq=False)
@@ -51,7 +51,7 @@ class _Node:
     is_listed: bool = False
 
     def put(self, session_id: str, view: admin_pb.SessionView | None) -> admin_pb.SessionView | None:
-        """Replaces a description, or removes it. Returns the one before. Raises ResourceExhausted for too many."""
+        """Replaces a description, or removes it. Returns the previous one. Raises ResourceExhausted for too many."""
         before = self.views.pop(session_id, None)
         self.size_bytes -= 0 if before is None else before.ByteSize()
         if view is not None:
@@ -66,7 +66,7 @@ class _Node:
 
 
 class FrontViews:
-    """Owns what is known, and its watchers."""
+    """Owns the sessions' descriptions, and the watchers."""
 
     def __init__(self, fleet: FrontFleet) -> None:
         self._fleet = fleet
@@ -117,7 +117,7 @@ class FrontViews:
     # -- nodes -----------------------------------------------------------------------------------------------------
 
     async def follow(self, link: FrontLink) -> None:
-        """Watches a node while somebody watches here, until cancelled, which the end of its link does."""
+        """Watches a node while somebody watches here. The end of its link cancels this."""
         await keep_following(link.node, partial(self._follow_watched, link), "fleet_sessions_not_watched")
 
     async def _follow_watched(self, link: FrontLink) -> None:

@@ -95,7 +95,7 @@ class Mover:
             return "", reason
         savepoints = await _savepoints(link, old, owner)
         async with _exported(link, old.session_id, owner) as pieces:
-            first = await anext(pieces, b"")  # where its export is refused, no other session is made
+            first = await anext(pieces, b"")  # before the new session is made: the export may be refused
             new = await self._creations.create(owner, self._request(owned, owner))
             try:
                 manifest = await self._restored(new, owner, first, pieces)
@@ -108,7 +108,7 @@ class Mover:
         return new.session_id, _joined(_left_out(manifest), savepoints, unnamed)
 
     async def _replace(self, link: FrontLink, old: pb.Session, new: pb.Session, owner: Principal) -> str:
-        """Ends the old session, and gives its name to the new one. Returns why that has no name; empty when it has."""
+        """Ends the old session, and gives its name to the new one. Returns why it has none; empty when it has."""
         request = service_pb.DeleteSessionRequest(session_id=old.session_id)
         is_ended = False
         try:
@@ -137,7 +137,7 @@ class Mover:
         """Returns the request for a session like the old one, without what the policy adds by itself."""
         old, summary = owned.session, self._policy().describe(owner)
         return service_pb.CreateSessionRequest(
-            # The same again for the same session: a second attempt finds what the first one has made.
+            # Always the same for one session: a second attempt finds what the first one made.
             request_id=f"move-{old.session_id.rpartition('-')[2]}",
             image=old.image,
             backend=old.backend,
@@ -174,7 +174,7 @@ class Mover:
         return answer.manifest
 
     async def _delete(self, session_id: str, owner: Principal) -> None:
-        """Ends the new session of a move that has failed; what is left of it ends by itself."""
+        """Ends the new session of a failed move; if the node does not answer, it ends by itself later."""
         try:
             link = self._fleet.find(owner, session_id)
             if isinstance(link, Tombstone):
@@ -216,7 +216,7 @@ async def _why_it_stays(link: FrontLink, old: pb.Session, owner: Principal) -> s
 
 
 async def _savepoints(link: FrontLink, old: pb.Session, owner: Principal) -> str:
-    """Returns what of them is left behind, for people. Raises ExecutorError, RefusedByNode."""
+    """Says for people how many are left behind; empty if none. Raises ExecutorError, RefusedByNode."""
     request = service_pb.ListSavepointsRequest(session_id=old.session_id)
     answer: service_pb.ListSavepointsResponse = await ask(link, "ListSavepoints", request, owner, ASK_TIME_S)
     return f"not moved: its savepoints ({len(answer.savepoints)})" if answer.savepoints else ""

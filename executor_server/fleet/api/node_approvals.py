@@ -1,10 +1,10 @@
 """Brings the requests that wait for an approval on nodes to the front's approvals, and the decisions back.
 
 While a node is linked, the front watches its requests as an approver would, so they wait there. Each one that the front
-may show waits here too. What is decided here is decided at the node, in the name of the approver. When the link or the
-front ends, the request waits on at its node, until its time is over: the next link brings it up again.
+may show waits here too. A decision made here is passed to the node, in the name of the approver. When the link or the
+front ends, the request keeps waiting at its node until its time is over; the next link lists it again.
 
-A node may be hostile. It is asked about its own sessions only, and the front knows their tenants.
+A node may be hostile. Its requests count for its own sessions only, and the front knows their tenants.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ class NodeApprovals:
         self._approvals = approvals
 
     async def follow(self, link: FrontLink) -> None:
-        """Relays the requests of a node until cancelled, which the end of its link does."""
+        """Relays the requests of a node. The end of its link cancels this."""
         await keep_following(link.node, partial(self._follow, link), "fleet_approvals_not_followed")
 
     async def _follow(self, link: FrontLink) -> None:
@@ -86,7 +86,7 @@ class NodeApprovals:
             await asyncio.gather(*relayed.values(), return_exceptions=True)
 
     async def _relay(self, link: FrontLink, wire: admin_pb.Approval, *, patient: bool) -> None:
-        """Has a request decided, and decides it at its node. The node's own limit of time ends a request without."""
+        """Waits for a decision and passes it to the node, whose own time limit ends a request without one."""
         try:
             tenant = await self._tenant_of(link.node, wire.session_id)
             ruling = await self._approvals.relay(_approval(wire, tenant), patient=patient)

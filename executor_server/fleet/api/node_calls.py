@@ -2,7 +2,7 @@
 
 A node refuses a call with a status of ours, which has an ErrorInfo; the client gets it unchanged. Any other status
 comes from gRPC itself: the node could not be reached, or the connection broke. Then the call may have had an effect.
-Such a text may name addresses, so the client gets one of ours instead.
+The text of gRPC may name addresses, so the client gets one of ours instead.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ T = TypeVar("T")
 RETRY_S = 1.0
 """Seconds after which a client may repeat a call that a node did not answer."""
 RETRY_MAX_S = 30.0
-"""Limit of the growing wait before a stream of a node that refused it is opened again."""
+"""Limit of the growing wait before a stream that a node has refused is opened again."""
 ASK_TIME_S = 3.0
 """Seconds for the answer to a call to all nodes; a slower node is left out."""
 
@@ -68,7 +68,7 @@ class NodeSilent(Unavailable):
 
 
 def metadata_for(link: FrontLink, principal: Principal, context: Context | None = None) -> Metadata:
-    """Returns the metadata of a call that is made for this caller, with the trace of its call."""
+    """Returns the metadata for a call on behalf of this caller, with the trace of the caller's own call."""
     metadata: list[tuple[str, str | bytes]] = [(PRINCIPAL_KEY, principal_bytes(principal, link.front_instance))]
     if context is not None:
         metadata += [(key, value) for key, value in context.invocation_metadata() or () if key in _PASSED_ON]
@@ -82,7 +82,7 @@ def time_left_s(context: Context) -> float | None:
 
 
 def _paths() -> dict[str, tuple[str, Any]]:
-    """The path and the class of the answer of each method, by its name; no two of our services share one."""
+    """Returns the path of each method and the class of its answer, by its name; our services share no names."""
     return {
         method.name: (f"/{service.full_name}/{method.name}", message_factory.GetMessageClass(method.output_type))
         for file in (service_pb.DESCRIPTOR, admin_pb.DESCRIPTOR)
@@ -127,9 +127,9 @@ async def keep_following(node: str, follow: Callable[[], Awaitable[None]], event
 def begin_stream(
     link: FrontLink, method: str, request: Message, principal: Principal, context: Context | None = None
 ) -> Any:
-    """Begins a call to a node that answers with many messages, which are read in `translated`.
+    """Begins a call whose answer is a stream; read its messages inside `translated`.
 
-    `context` is the client's call that it serves: its trace goes on, and its deadline holds.
+    `context` is the client's call that this one serves: its trace and its deadline are passed on.
     """
     path, answer_class = _METHODS[method]
     send = link.channel.unary_stream(
@@ -201,12 +201,12 @@ def refusal_of(node: str, error: grpc.aio.AioRpcError) -> RefusedByNode | Execut
         if _read_details(refused):
             if refused.reason != Reason.UNAUTHENTICATED.value:
                 return refused
-            # The front itself is meant: it has authenticated the client. The node obeys another front by now.
+            # This refuses the front, which has authenticated the client: the node obeys another front by now.
             return NodeSilent(node, f"it refuses this front: {message}")
     if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
         return ResourceExhausted(Reason.TOO_LARGE, f"the answer of the node {node} is too large to pass on")
     if code is grpc.StatusCode.UNIMPLEMENTED:
-        # Its gRPC has answered, so the call had no effect, and none of the same program will have one.
+        # Its gRPC has answered, so the call had no effect; repeating it does not help while the node has this program.
         message = f"the node {node} does not know this call: its program is older than the front's"
         return PreconditionFailed(Reason.NODE_REFUSED, message)
     return NodeSilent(node, f"{code.name}: {message}")

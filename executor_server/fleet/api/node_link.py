@@ -102,7 +102,7 @@ class FleetService(fleet_grpc.FleetServiceServicer):
                 _log.info("fleet_unlinked", front_id=hello.front_id)
 
     async def _exchange(self, requests: AsyncIterator[pb.LinkRequest], context: Context, interval_s: float) -> None:
-        """Reads and reports until one of both ends; then ends the other, and raises what ended the first."""
+        """Reads and reports until one of the tasks ends; then ends the others, and raises the error of the first."""
         controls: asyncio.Queue[Control] = asyncio.Queue(maxsize=1)
         tasks = [
             asyncio.create_task(self._read(requests, controls)),

@@ -79,7 +79,7 @@ class NodeServer:
             "grpc.http2.ping_timeout_ms": round(KEEPALIVE_TIMEOUT_S * 1000),
             "grpc.http2.min_ping_interval_without_data_ms": round(MIN_PING_INTERVAL_S * 1000),
         }
-        # No maximum of calls: the link must not be refused because of them.
+        # No limit on concurrent calls: it could refuse the link.
         self._server = grpc.aio.server(options=list(options.items()))
         methods: Any = MethodTable(
             BY_THEMSELVES | {f"{_LINK_METHODS}Link"},
@@ -118,7 +118,7 @@ class _Shown:
 
 
 class FrontCallers:
-    """Knows callers by the front's certificate and the principal that it names (`CallerSource`)."""
+    """Identifies callers by the front's certificate and the principal that it names (`CallerSource`)."""
 
     def __init__(self, obeyed: Callable[[], str | None]) -> None:
         self._obeyed = obeyed
@@ -168,7 +168,7 @@ class _Certificates:
         )
 
     def _renewed(self) -> Any:
-        """Returns what has changed; None when nothing has, or what is there can't be used. In a thread of gRPC."""
+        """Returns the new certificate; None if there is none or it can't be used. Runs in a thread of gRPC."""
         try:
             found = read_credentials(self._folder, "node")
         except CertificateError as error:

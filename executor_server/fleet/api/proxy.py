@@ -1,4 +1,4 @@
-"""Passes calls for sessions on to their nodes, as the bytes that they are.
+"""Passes calls for sessions on to their nodes, as raw bytes.
 
 A request is parsed only to find its session, with the parser that the node uses too, so that both see the same id. Its
 bytes go on unchanged, and so do those of the answer. Streams are passed on message by message: each message waits until
@@ -143,7 +143,7 @@ async def _first(pieces: AsyncIterator[bytes], parts: Sequence[str]) -> bytes:
 
 
 async def _both(send: Coroutine[Any, Any, None], receive: Coroutine[Any, Any, T]) -> T:
-    """Returns what `receive` returns, which is the end of the call, while `send` passes the client's messages on.
+    """Runs `send`, which passes the client's messages on, until `receive` ends the call. Returns its result.
 
     A client that has sent everything can still receive. A client whose stream breaks ends the call.
     """
@@ -205,7 +205,7 @@ def _first_parts(method: _Descriptor) -> Sequence[str]:
 
 
 def _reader(parts: Sequence[str]) -> _Read:
-    """Returns the function that finds the session in a request, in the first one where there are several."""
+    """Returns the function that finds the session in a request; of a stream, in its first message."""
     if not parts:
         return lambda request: cast("Any", request).session_id
 

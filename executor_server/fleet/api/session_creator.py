@@ -35,8 +35,8 @@ from executor_server.policy.quotas import Admission
 AGAIN_S = 0.2
 """Seconds between two calls to a node that did not answer."""
 SILENCE_S = 60.0
-"""Seconds after which a client that asks for a session again is sent away; by then its node was lost, or answered."""
-# Ids remembered of requests that were withdrawn before they came.
+"""Seconds after which a repeated request is refused; by then its node is lost or has answered."""
+# Remembered ids of requests that were withdrawn before they arrived.
 _MAX_WITHDRAWN = 4096
 
 RequestKey = tuple[str, str]
@@ -47,7 +47,7 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(eq=False)
 class _Making:
-    """A request that is carried out."""
+    """A request in progress."""
 
     principal: Principal
     request: service_pb.CreateSessionRequest
@@ -128,7 +128,7 @@ class SessionCreator:
     async def _repeated(
         self, principal: Principal, request: service_pb.CreateSessionRequest, earlier: Earlier
     ) -> pb.Session | None:
-        """Asks the node that has the session or makes it; None when that can't answer now."""
+        """Asks the node that has or makes the session; None when it can't answer now."""
         link = self._fleet.link_of(earlier.node)
         if link is not None:
             try:
@@ -304,7 +304,7 @@ class SessionCreator:
         task.add_done_callback(self._undoing.discard)
 
     async def _undo(self, making: _Making) -> None:
-        """Withdraws a request from the node that was asked, until that has answered or is lost; holds its place."""
+        """Withdraws a request from its node. Tries until the node answers or is lost, and holds the place meanwhile."""
         creation = making.creation
         try:
             while not self._reservations.may_move(creation):
@@ -319,7 +319,7 @@ class SessionCreator:
     async def prepare(
         self, principal: Principal, request: service_pb.PrepareEnvironmentRequest, time_s: float | None
     ) -> service_pb.PrepareEnvironmentResponse:
-        """Has the node make the environment that sessions with it will be placed on. Raises ExecutorError."""
+        """Makes an environment on a node, which then gets the sessions with it. Raises ExecutorError."""
         asked = from_wire.requested_environment_from(request)
         spec = self._asking.decided_environment(
             principal, request, lambda given: self._policy().decide(principal, asked, given)
@@ -345,7 +345,7 @@ class SessionCreator:
 
 
 def _take_no_place(_node: str) -> None:
-    """An environment is no session."""
+    """Reserves nothing: an environment is not a session."""
 
 
 def _withdrawn() -> NotFound:

@@ -2,7 +2,7 @@
 
 Each side takes the other for hostile: a node may run on a machine that an attacker controls by now, and its report
 must neither fill the front's memory nor name sessions of another node. So the number of entries and the form of every
-field are checked before a value is made of them. What is wrong raises InvalidRequest, which names the field.
+field are checked before a value is made of them. A wrong field raises InvalidRequest, which names it.
 """
 
 from __future__ import annotations
@@ -58,8 +58,8 @@ MAX_NAME_CHARS = 256
 MAX_CONTROL_BYTES = 32 * 1024 * 1024
 """Bytes of a message of the front; the largest are clients' values, and a policy with all its lock files."""
 MAX_REPORT_BYTES = 4 * 1024 * 1024
-"""Bytes of a message of a node. Empty entries in more of them would take the front seconds to parse, in which all other
-nodes wait."""
+"""Bytes of a message of a node. A larger one full of empty entries would take the front seconds to parse, while all
+other nodes wait."""
 MAX_POLICY_BYTES = 1024 * 1024
 MAX_STATE_KEY_BYTES = 512
 MAX_PATH_CHARS = 4096
@@ -200,7 +200,7 @@ def labels_from(labels: Collection[tuple[str, str]], field: str) -> dict[str, st
 
 
 def _report_from(message: pb.NodeReport, node: str) -> NodeReport:
-    # The numbers of entries first: what follows takes memory for each.
+    # The numbers of entries are checked first: the rest takes memory for each.
     checks.count(len(message.opened) + len(message.creating), MAX_NODE_SESSIONS, "report.opened")
     checks.count(len(message.closed), MAX_NODE_SESSIONS, "report.closed")
     checks.count(len(message.tenants), MAX_NODE_TENANTS, "report.tenants")
@@ -343,10 +343,10 @@ class Caller:
 
 
 def principal_bytes(principal: Principal, front: str) -> bytes:
-    """Returns the metadata with which the start `front` of a front calls for this principal."""
+    """Returns the metadata for a call on behalf of this principal; `front` is the front's start."""
     name = "".join(char for char in principal.name if char.isprintable())[:MAX_NAME_CHARS]
     named = {"tenant": principal.tenant, "name": name, "is_admin": principal.is_admin, "front": front}
-    roles = {"roles": principal.roles} if principal.roles else {}  # nodes of earlier programs don't know them
+    roles = {"roles": principal.roles} if principal.roles else {}  # older nodes don't know them
     return json.dumps({**named, **roles}).encode()
 
 

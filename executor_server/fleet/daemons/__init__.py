@@ -1,1 +1,1 @@
-"""Builds and runs a front, and what makes a daemon a node."""
+"""Builds and runs a front, and the parts that make a daemon a node."""

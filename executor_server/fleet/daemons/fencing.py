@@ -46,7 +46,7 @@ class Fencing:
                 await asyncio.gather(task, return_exceptions=True)
 
     async def begin_link(self, hello: FrontHello) -> None:
-        """Returns when this front holds the node, and what it reported lost has ended. Raises NodeRefused."""
+        """Returns when the front holds the node and the sessions it reported lost have ended. Raises NodeRefused."""
         async with self._linking:
             while not self.heartbeat.hello(hello, time.monotonic()):
                 await self._fence()
@@ -56,7 +56,7 @@ class Fencing:
             await asyncio.sleep(LOOK_INTERVAL_S)
             try:
                 await self._look(time.monotonic())
-            except Exception:  # noqa: BLE001 - a background owner: the next look tries again
+            except Exception:  # noqa: BLE001 - a background owner: the next check tries again
                 _log.exception("fleet_fencing_failed")
                 await asyncio.sleep(AFTER_FAILURE_S)
 

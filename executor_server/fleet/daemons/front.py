@@ -245,7 +245,7 @@ async def _look_for_nodes(config: Config, stack: AsyncExitStack, fleet: FrontFle
 
 
 def _refuse_again(fleet: FrontFleet, read_again: Callable[[], Config]) -> None:
-    """Reads again which nodes are refused. Raises ConfigError; the nodes that were refused stay so then."""
+    """Reads again which nodes are refused. Raises ConfigError; then the earlier ones stay refused."""
     fleet.refuse(frozenset(read_again().fleet.refused_nodes))
 
 

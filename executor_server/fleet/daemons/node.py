@@ -46,17 +46,17 @@ from executor_server.sessions import SessionIds
 VERSION = version("remote-executor")
 WARN_BEFORE_EXPIRY = timedelta(days=30)
 MAX_SESSIONS = MAX_NODE_SESSIONS // 2
-"""Sessions of a node: one report has room for all that there are, and for as many that have ended since."""
+"""Sessions of a node: one report has room for all of them, and for as many that have ended since the last one."""
 # A sandbox that was frozen gets its whole time again, once.
 ORPHAN_TIMES_UNTIL_GONE = 2
-# Seconds for calls of the front to end, after the sessions have.
+# Seconds for calls of the front to end, after the sessions have ended.
 STOP_GRACE_S = 1.0
 
 _log = structlog.get_logger(__name__)
 
 
 class NodeIds(SessionIds):
-    """Ids that name the node and the epoch: every one of an earlier epoch is known to be lost."""
+    """Ids that name the node and the epoch, so that each session of an earlier epoch is known to be lost."""
 
     def __init__(self, node: str, epoch: Callable[[], int]) -> None:
         self.node = node
@@ -116,7 +116,7 @@ class Node:
         )
 
     def _check_policy(self) -> None:
-        """Puts the built-in policy in place of one that this daemon can't serve any more; the front sends it again."""
+        """Replaces a policy that this daemon can no longer serve by the built-in one; the front sends its own again."""
         try:
             policy_of(self.config, load_policy(self._files.policy, self._files.locks))
         except ConfigError as error:
@@ -190,7 +190,7 @@ class _Linked:
 
 
 def _check(config: Config) -> None:
-    """Raises ConfigError for what a node can't have."""
+    """Raises ConfigError for settings that a node can't have."""
     problems = list(_problems(config))
     if problems:
         raise ConfigError(problems)

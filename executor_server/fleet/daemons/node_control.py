@@ -33,7 +33,7 @@ class NodeControl:
         self._archives = archives
         self._taking = asyncio.Lock()
         self.fingerprint = ""
-        """The control that is in force; empty: none is as a whole."""
+        """The fingerprint of the control in force; empty while any part of it is not."""
         self.problem = ""
         """The reasons why parts of the last control are not in force, for people."""
 

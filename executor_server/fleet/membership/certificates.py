@@ -45,7 +45,7 @@ MAX_DAYS = 3650
 
 MAX_REQUEST_BYTES = 16 * 1024
 RENEW_BEFORE = datetime.timedelta(days=30)
-"""The rest of a certificate's time in which its member asks for another."""
+"""A member asks for another certificate when its own has less time left."""
 
 _ORGANIZATION = "remote-executor fleet"
 _CLOCK_ERROR = datetime.timedelta(hours=1)
@@ -99,7 +99,7 @@ class Credentials:
 
 
 def member_of(names: Sequence[str]) -> Member | None:
-    """Returns the member that the alternative names of a certificate of the authority name; None for all others."""
+    """Returns the member that the alternative names of a certificate of the authority identify; None for others."""
     if len(names) != 1:
         return None
     if names[0] == FRONT_NAME:
@@ -109,7 +109,7 @@ def member_of(names: Sequence[str]) -> Member | None:
 
 
 def member_in(certificate: x509.Certificate) -> Member | None:
-    """Returns the member that a certificate names, for the use that its role has; None for all others."""
+    """Returns the member that a certificate names, if its key usage fits the member's role; otherwise None."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value
@@ -170,7 +170,7 @@ def _make_authority(directory: Path) -> None:
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
         .sign(key, hashes.SHA256())
     )
-    # The key goes last: where this is interrupted there is no authority that could sign, and the certificate goes.
+    # The key is written last: after an interruption there is no authority that can sign. The certificate is removed.
     try:
         private_files.write_private(directory / AUTHORITY_NAME, _pem(certificate))
         private_files.write_private(directory / AUTHORITY_KEY_NAME, _private_pem(key))
@@ -189,7 +189,7 @@ def _issue(directory: Path, member: Member, folder: Path, days: int) -> Issued:
         key = _read_key(folder / KEY_NAME)
     except FileNotFoundError:
         key = ec.generate_private_key(ec.SECP256R1())
-        (folder / CERTIFICATE_NAME).unlink(missing_ok=True)  # it is of another key
+        (folder / CERTIFICATE_NAME).unlink(missing_ok=True)  # it belongs to another key
         private_files.write_private(folder / KEY_NAME, _private_pem(key))
     certificate = _signed(member, key.public_key(), authority, authority_key, days)
     private_files.write_private(folder / AUTHORITY_NAME, _pem(authority))
@@ -241,7 +241,7 @@ def _subject(name: str) -> x509.Name:
 
 
 def read_credentials(folder: Path, role: Role) -> Credentials:
-    """Reads a member's folder. Raises CertificateError where it is not whole, of another role, or over."""
+    """Reads a member's folder. Raises CertificateError if it is incomplete, of another role, or expired."""
     authority = _read_certificate(folder / AUTHORITY_NAME)
     certificate = _read_certificate(folder / CERTIFICATE_NAME)
     path = folder / CERTIFICATE_NAME
@@ -326,7 +326,7 @@ def _read_file(path: Path, *, private: bool) -> bytes:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
             raise CertificateError(f"{path} is not a regular file.")
-        # Containers get their secrets on read-only mounts, with rights that the program has no say in.
+        # Containers get their secrets on read-only mounts, whose permissions the program can't change.
         if private and found.st_mode & 0o077 and not os.fstatvfs(fd).f_flag & os.ST_RDONLY:
             raise CertificateError(f"The key {path} can be read or written by other users; run: chmod 600 {path}")
         if private and found.st_uid not in (os.geteuid(), 0):
@@ -342,14 +342,14 @@ def _read_file(path: Path, *, private: bool) -> bytes:
 
 @dataclass(frozen=True)
 class SignedCertificate:
-    """The answer to a request, in PEM form; nothing of it is secret."""
+    """The answer to a request, in PEM form; nothing in it is secret."""
 
     authority: bytes
     certificate: bytes
 
 
 def is_certified(folder: Path, node: str, authority: bytes) -> bool:
-    """True when the node's folder has a certificate of its name, of this authority, that is good for a while yet."""
+    """True when the folder has a certificate for this node, signed by this authority, that does not expire soon."""
     try:
         credentials = read_credentials(folder, "node")
     except CertificateError:
@@ -359,11 +359,11 @@ def is_certified(folder: Path, node: str, authority: bytes) -> bool:
 
 
 def renew_front(directory: Path) -> bool:
-    """Issues the front's certificate again when it ends soon; True when it did. Raises CertificateError."""
+    """Renews the front's certificate if it expires soon. Returns True if it did. Raises CertificateError."""
     try:
         if not _ends_soon(read_credentials(directory / "front", "front")):
             return False
-    except CertificateError:  # it has ended, or its folder is not whole
+    except CertificateError:  # it has expired, or its folder is incomplete
         pass
     issue_front(directory)
     return True
@@ -429,7 +429,7 @@ def _key_in(request: bytes) -> ec.EllipticCurvePublicKey:
 
 @contextmanager
 def _held(directory: Path, *, make: bool) -> Iterator[None]:
-    """Holds the directory: two commands at one time would make two authorities."""
+    """Locks the directory: two commands at the same time would make two authorities."""
     try:
         if make:
             directory.mkdir(mode=0o700, parents=True, exist_ok=True)

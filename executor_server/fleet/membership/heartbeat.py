@@ -12,17 +12,17 @@ Invariants:
 
 1. The epoch rises after the end. `ended` raises the epoch, and is called when no sandbox of the epochs before is alive.
    Once the node has begun to end them (`must_end`), no heartbeat counts until `ended`.
-2. Persisted before used. An epoch, a term and the front of an epoch are on the disk before the front hears of them.
+2. Persisted before used. An epoch, a term and the front of an epoch are on the disk before the front learns them.
    So after any crash the record is at most ahead of what the front knows, and never behind.
 3. One front for an epoch. The first front that links in an epoch is its only one. Another one is refused until the
-   sandboxes of that epoch were ended, since it would not know what the first one has reported lost. Two starts of a
+   sandboxes of that epoch are ended, since it would not know what the first one has reported lost. Two starts of a
    front in one term are two fronts: one of them runs on a copy of the other's state directory.
-4. Terms never fall. A link of a lower term of the same front is refused, however late its messages arrive. So are the
-   calls of a front that is not the one which linked last (`obeyed`): it may not know what is lost.
+4. Terms never fall. A link of a lower term of the same front is refused, however late its messages arrive. Calls are
+   refused too unless they come from the front that linked last (`obeyed`): another may not know what is lost.
 5. Lost is final. A hello whose lost_epoch is not below the epoch ends the epoch before anything else, and the next
    epoch is above both.
 
-Times are of a clock that stands while the machine is suspended: a machine that slept together with its front ends
+Times come from a clock that stops while the machine is suspended: a machine that slept together with its front ends
 nothing when both wake.
 """
 
@@ -125,7 +125,7 @@ class Heartbeat:
         return True
 
     def ended(self, now_s: float) -> None:
-        """Begins the next epoch. No sandbox of this one is alive. It needs a hello before sessions are made in it."""
+        """Begins the next epoch. No sandbox of this one may be alive. No session is made in the next before a hello."""
         assert self._ending, "sandboxes of an epoch that goes on must not be ended"
         epoch = max(self.record.epoch, self._lost_epoch) + 1
         self._write(replace(self.record, epoch=epoch, front_id=""))

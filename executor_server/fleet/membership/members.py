@@ -15,9 +15,9 @@ Invariants; those of heartbeat.py are the other half:
 4. One instance. While a node is not lost, no other state directory can link under its name, and no lower epoch. When
    it is lost, lost_epoch is the highest epoch seen, so a node with an old state directory gets an epoch above all.
 5. One link. A report on any link but the present one renews nothing. Sequences rise by one on a link; a gap ends it.
-6. One front. A node that obeys a later start of this front, or one with a copy of its state directory, is that one's:
-   this front does not declare it lost, however long it is silent. A node that lies about it keeps only its own
-   sessions from being lost.
+6. One front. A node may obey a later start of this front, or a front with a copy of its state directory. Then this
+   front does not declare it lost, however long it is silent. A node that lies about it keeps only its own sessions
+   from being lost.
 7. Checked before changed. A report that is refused changes nothing but its link, and renews nothing.
 8. Bounded. A node can make the front remember at most `MAX_NODE_SESSIONS` sessions, whatever it reports.
 
@@ -88,7 +88,7 @@ class KnownNode:
     is_taken: bool = False  # it obeys a later start of this front, or a copy of it
     is_full: bool = False  # it has refused a creation since its last report
     closed_early: set[str] = field(default_factory=set)  # sessions that ended before their creation was answered
-    # Sessions whose request another node has answered, and the times from which on they are to be ended.
+    # Sessions whose request another node has answered, and the times at which they are due to be ended.
     surplus: dict[str, float] = field(default_factory=dict)
 
     @property
@@ -370,7 +370,7 @@ class Members:
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Lost]:
-        """Declares sessions lost whose time is over. Call it every `TICK_S`.
+        """Declares the sessions of nodes lost whose leases are over. Call it every `TICK_S`.
 
         Raises sqlite3.Error when a loss can't be written: the next call tries again, and returns the earlier ones too.
         """

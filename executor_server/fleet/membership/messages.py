@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 PROTOCOL = 2
 """The version of the protocol between front and nodes."""
 
-# The most that a message of a node may have; wire.py refuses more before it makes values of it.
+# Limits of a node's messages; wire.py refuses larger ones before it makes values of them.
 MAX_NODE_SESSIONS = 32_768
-"""Sessions of one node, in a report those that have ended since the last one included."""
+"""Sessions of one node; in a report they include those that have ended since the last one."""
 MAX_NODE_TENANTS = 8192
 """Tenants in a report, and in the renewal that answers it."""
 MAX_BACKENDS = 16
@@ -106,7 +106,7 @@ class NodeReport:
 
 @dataclass(frozen=True)
 class Renewal:
-    """The answer to a report. `egress_bytes`: what each tenant with such a quota may use on this node in all."""
+    """The answer to a report. `egress_bytes`: the total that each tenant with such a quota may use on this node."""
 
     sequence: int
     egress_bytes: Mapping[str, int] = field(default_factory=dict)
@@ -123,7 +123,7 @@ class Control:
 
 
 def fingerprint_of(policy: bytes, state_key: bytes, locks: Mapping[str, bytes] | None = None) -> str:
-    """Identifies a control. The digest of each part goes in, so that no two divisions of the same bytes are equal."""
+    """Identifies a control. Hashes the digest of each part, so that the same bytes divided differently don't match."""
     parts = [policy, state_key]
     for path, content in sorted((locks or {}).items()):
         parts += [path.encode(), content]

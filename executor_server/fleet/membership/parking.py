@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @dataclass(eq=False, slots=True)
 class Parked(Generic[T]):
-    """A request that waits. `kind`: requests of one kind find a place or find none alike."""
+    """A request that waits. `kind`: when one request of a kind finds no place, no other of that kind does."""
 
     tenant: str
     kind: Hashable

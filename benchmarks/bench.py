@@ -1,4 +1,4 @@
-"""The setting of all measurements: daemons, a client of each, the echo service, and sessions."""
+"""The setup of all measurements: daemons, a client of each, the echo service, and sessions."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ fork_server = "{}"
 """
 _FORKS_TIMEOUT_S = 60.0
 _FORKS_POLL_S = 0.5
-# Sessions that are to have half a GiB.
+# Subtracted for sessions with half a GiB.
 LESS_MEMORY_BYTES = 3 << 29
 _ASKED_MEMORY_BYTES = 3 << 29
 # Both shapes have a fork server then.
@@ -55,7 +55,7 @@ class Served:
     client: ExecutorClient
 
     def asked_session(self) -> Session:
-        """A session of a shape that sessions before asked for."""
+        """A session of a shape that earlier sessions requested."""
         return self.client.create_session(limits={"memory_bytes": _ASKED_MEMORY_BYTES})
 
     def cold_session(
@@ -78,7 +78,7 @@ class Served:
 
 @dataclass(frozen=True)
 class Effort:
-    """Parts taken of the usual number of samples and of the usual size of programs, and the sessions of a crowd."""
+    """Factors for the usual number of samples and the usual size of programs, and the number of sessions in a crowd."""
 
     samples: float = 1.0
     programs: float = 1.0
@@ -98,13 +98,13 @@ class Bench:
     def in_turns(
         self, usual_rounds: int, *measured: Measured, warm_up: int = WARM_UP_ROUNDS
     ) -> list[tuple[float, ...]]:
-        """`figures.in_turns` with that part of the rounds; a row taken in many parts is warm but for its session."""
+        """`figures.in_turns` with fewer rounds. A row taken in many parts needs no warm-up but that of its session."""
         if self.effort.samples < 1:
             warm_up = min(warm_up, 1)
         return in_turns(self.rounds(usual_rounds), *measured, warm_up=warm_up)
 
     def drop_dead(self) -> None:
-        """Has the next row start what a failure ended: a daemon that is no longer there."""
+        """Forgets daemons that a failure has ended, so that the next row starts them again."""
         for name in ("local", "recording", "forked", "docker"):
             served = self.__dict__.get(name)
             if served is not None and not served.daemon.lives:
@@ -112,7 +112,7 @@ class Bench:
 
     @cached_property
     def local(self) -> Served:
-        """The local backend with everything at its defaults, but for sandboxes that bubblewrap makes."""
+        """The local backend with everything at its defaults, except that bubblewrap makes its sandboxes."""
         return self._local("off")
 
     @cached_property
@@ -140,7 +140,7 @@ class Bench:
 
     @cached_property
     def docker(self) -> Served:
-        """The Docker backend, the same. Raises Unmeasurable."""
+        """The Docker backend with everything at its defaults. Raises Unmeasurable."""
         require_docker_image(DOCKER_IMAGE)
         return self._stack.enter_context(serving("docker"))
 
@@ -169,7 +169,7 @@ class Bench:
 
 
 def _await_forks(served: Served, less_memory_bytes: int) -> None:
-    """Until bubblewrap makes no such session any more: the fork server starts when they are wanted again and again."""
+    """Waits until bubblewrap no longer makes such sessions: the fork server starts after repeated requests for them."""
     daemon = psutil.Process(served.daemon.pid)
     deadline_s = time.monotonic() + _FORKS_TIMEOUT_S
     while True:

@@ -23,14 +23,14 @@ _LOG_TAIL_CHARS = 2000
 
 @dataclass(frozen=True)
 class Daemon:
-    """One that listens."""
+    """A daemon that listens."""
 
     pid: int
     unix_address: str
     tcp_address: str
     token: str
     start_s: float
-    """From the start of its process until it said that it listens."""
+    """From the start of its process until it announced that it listens."""
 
     @property
     def lives(self) -> bool:
@@ -44,7 +44,7 @@ class Daemon:
 
 
 class DaemonHome:
-    """A directory for one daemon at a time, each the heir of the one before."""
+    """A directory for one daemon at a time; each takes over from the one before."""
 
     def __init__(self, directory: Path, backend: str, settings: str) -> None:
         # Short names: that of a Unix socket has at most 107 bytes.

@@ -1,7 +1,7 @@
 """The reference for everything that crosses the wire: a gRPC service that does nothing but answer.
 
-The server is what the daemon's is, grpc.aio on uvloop in a process of its own, without its checks, its conversions and
-anything behind them; messages are bytes. Its client is the blocking one, with the options that ours uses.
+Like the daemon, the server is grpc.aio on uvloop in a process of its own, but without checks, conversions and anything
+behind them; messages are bytes. Its client is the blocking one, with the options that ours uses.
 """
 
 from __future__ import annotations

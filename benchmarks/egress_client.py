@@ -1,7 +1,7 @@
-"""Timed requests with bare sockets, run in a sandbox and beside it: only the way to the servers differs.
+"""Timed requests with bare sockets, run inside and outside of a sandbox: only the route to the servers differs.
 
 In a sandbox this source is executed as it stands, so it imports the standard library only. Each of its public functions
-returns the seconds that each round took, as it took them itself.
+measures and returns the seconds of each round.
 """
 
 from __future__ import annotations

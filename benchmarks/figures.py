@@ -12,7 +12,7 @@ WARM_UP_ROUNDS = 3
 """Calls before the first sample: connections, imports and caches are not what is measured."""
 
 Measured = Callable[[], float]
-"""Does something once and returns its sample: usually seconds that it took, as it took them itself."""
+"""Does something once and returns its sample, usually the seconds that it has measured itself."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class AtMostMore:
 
 @dataclass(frozen=True)
 class AtLeast:
-    """An aim in the figure's own unit, for what is to be large."""
+    """An aim in the figure's own unit, for values that should be large."""
 
     value: float
 
@@ -119,7 +119,7 @@ class Figure:
 
 
 def to_json(figure: Figure) -> dict[str, Any]:
-    """All of it, as `from_json` takes it back in another process."""
+    """Returns the whole figure, for `from_json` in another process."""
     reference, aim = figure.reference, figure.aim
     return {
         "name": figure.name,

@@ -1,9 +1,9 @@
-"""A tenant that does as much as it can of what makes others wait: `python -m benchmarks.flood ADDRESS KIND`, token in
-the environment.
+"""A tenant that makes others wait as much as it can: `python -m benchmarks.flood ADDRESS KIND`, token in the
+environment.
 
 Each kind is a few loops that call again at once, refused or not, with no regard for retry delays; our own client would
-wait. It runs as a process of its own at the lowest priority, since a real one would compute on another machine: what is
-measured is what the daemon and its sandboxes do for it.
+wait. It runs as a process of its own at the lowest priority, since a real one would compute on another machine: only
+the work of the daemon and its sandboxes is measured.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _SLEEP = "import time\nwhile True: time.sleep(1)"
 
 
 class Tenant:
-    """Its connections; remembers which calls it had refused."""
+    """Its connections; counts its calls by their results."""
 
     def __init__(self, stubs: list[Any], token: str) -> None:
         self._stubs = itertools.cycle(stubs)
@@ -98,7 +98,7 @@ def _executing(code: str) -> Callable[[Tenant], Awaitable[None]]:
 
 
 async def _get_file(tenant: Tenant) -> None:
-    """A file, again and again; as large ones as the workspace has room for cost no more for each byte."""
+    """Reads a file again and again; larger ones would cost no more for each byte."""
     session_id = await tenant.session()
     if session_id is None:
         return
@@ -164,7 +164,7 @@ async def _channel(address: str) -> AsyncIterator[grpc.aio.Channel]:
 
 
 async def _clean_up(tenant: Tenant) -> None:
-    """So that the next figure begins as this one did. It may be refused for a while."""
+    """Ends the sessions, so that the next figure begins as this one did. Calls may be refused for a while."""
     deadline_s = time.monotonic() + _STOP_TIMEOUT_S / 2
     while time.monotonic() < deadline_s:
         listed = await tenant.tried("ListSessions", pb.ListSessionsRequest())

@@ -23,7 +23,7 @@ SECRET_SITE = f"api.{SUFFIX}"
 RAW = f"raw.{SUFFIX}"
 RAW_PORT = 9000
 CONNECTIONS = 64
-"""At one time, of one session."""
+"""Connections of one session at a time."""
 _STOP_TIMEOUT_S = 60.0
 
 
@@ -31,12 +31,12 @@ _STOP_TIMEOUT_S = 60.0
 class Internet:
     address: str
     ca_file: str
-    config: str  # the section of executor.toml with which a daemon lives in it
+    config: str  # the section of executor.toml for daemons that use it
 
 
 @contextmanager
 def running_internet() -> Iterator[Internet]:
-    """Starts it. Raises Unmeasurable where it cannot be."""
+    """Starts it. Raises Unmeasurable if it can't be started here."""
     command = [sys.executable, "-m", "tests.support.internet"]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=ROOT, stdin=pipe, stdout=pipe, stderr=pipe, text=True) as process:

@@ -24,7 +24,7 @@ class Interval:
 
 
 def median_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> Interval | None:
-    """The narrowest pair of values, of equal rank from either end, with at least that confidence; None of too few."""
+    """The narrowest pair of values, of equal rank from either end, with at least that confidence; None if too few."""
     count, ordered = len(values), sorted(values)
     rank, outside = 0, 0.0
     # The chance that the true median is below the value of rank r (from 0): at most r values are below it.

@@ -49,7 +49,7 @@ class LineProcess:
         self._works = False
 
     def ask(self, request: Mapping[str, Any], timeout_s: float) -> dict[str, Any]:
-        """Its answer. Raises WorkerFailure; then nothing but `close` makes sense."""
+        """Returns its answer. Raises WorkerFailure; after that only `close` makes sense."""
         assert self._process.stdin is not None
         self._works = True
         try:

@@ -1,4 +1,4 @@
-"""Measures rows one by one: one that can't be measured, or fails, takes nothing from the others."""
+"""Measures rows one by one: one that can't be measured, or fails, does not affect the others."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Row:
 
 
 def measure(bench: Bench, name: str) -> Row:
-    """Raises nothing but what is no Exception (KeyboardInterrupt): whatever else happens is the row's own reason."""
+    """Never raises an Exception: each becomes the row's reason. Others, such as KeyboardInterrupt, pass through."""
     figures: list[Figure] = []
     try:
         # One by one: what was measured before a failure counts.
@@ -41,7 +41,7 @@ def measure(bench: Bench, name: str) -> Row:
 
 
 def _described(error: Exception) -> str:
-    """Names no file of this machine, as an ImportError does: the reason may be written to a page of the project."""
+    """Omits the file of this machine that an ImportError names: the reason may be written to a page of the project."""
     text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
     if isinstance(error, ImportError) and error.path:
         text = text.replace(f" ({error.path})", "")

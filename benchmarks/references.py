@@ -15,7 +15,7 @@ DOCKER_IMAGE = "remote-executor/base"
 
 
 class Unmeasurable(Exception):
-    """This host lacks what is to be measured; the message says what."""
+    """This host lacks something that the measurement needs; the message says what."""
 
 
 # A fresh interpreter that compiles and runs a program as its module, and says how long that took.
@@ -34,11 +34,11 @@ def bare_bwrap_command() -> list[str]:
     from executor_server.backends.local.bubblewrap import find_bwrap
 
     namespaces = ["--unshare-all", "--unshare-user", "--as-pid-1", "--new-session", "--hostname", "sandbox"]
-    # Not the root directory: on the way through all that is mounted below, it fails when a container just ends.
+    # Not the root directory: bubblewrap would walk all mounts below it, and fail when a container just ends.
     folders = [folder for folder in (*_SYSTEM_FOLDERS, sys.base_prefix) if Path(folder).exists()]
     mounts = [word for folder in folders for word in ("--ro-bind", folder, folder)]
     mounts += ["--proc", "/proc", "--dev", "/dev", "--tmpfs", "/tmp"]
-    python = [sys._base_executable, "-I", "-S", "-c", "pass"]  # type: ignore[attr-defined]  # the venv's own link apart
+    python = [sys._base_executable, "-I", "-S", "-c", "pass"]  # type: ignore[attr-defined]  # not the venv's own link
     return [str(find_bwrap().path), *namespaces, *mounts, "--", *python]
 
 
@@ -59,7 +59,7 @@ def require_docker_image(image: str) -> None:
 
 
 def run(command: Sequence[str]) -> bytes:
-    """Runs a command to its end; what it printed. Raises CalledProcessError, TimeoutExpired, FileNotFoundError."""
+    """Runs a command, and returns its output. Raises CalledProcessError, TimeoutExpired, FileNotFoundError."""
     return subprocess.run(
         command,
         check=True,

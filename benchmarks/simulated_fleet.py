@@ -55,7 +55,7 @@ class SimulatedFleet:
         self.made = 0
 
     def link_all(self, sessions: int) -> None:
-        """Links each node, which reports so many sessions."""
+        """Links each node, which reports this number of sessions."""
         for name in self.names:
             self.links[name] = self.members.linked(NodeHello(name, 1, name), self.now_s)
             opened = tuple(
@@ -155,7 +155,7 @@ class SimulatedFleet:
 
 @contextmanager
 def simulated_fleet(nodes: int, sessions: int = 0) -> Iterator[SimulatedFleet]:
-    """A fleet whose nodes are linked, with so many sessions each."""
+    """A fleet whose nodes are linked, with this number of sessions each."""
     with TemporaryDirectory(prefix="bench-", dir="/tmp") as directory:
         fleet = SimulatedFleet(Path(directory), nodes)
         try:

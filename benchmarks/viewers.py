@@ -25,9 +25,9 @@ _STOP_TIMEOUT_S = 10.0
 
 @contextmanager
 def watching(daemon: Daemon, session_id: str, count: int) -> Iterator[None]:
-    """While it lasts, so many viewers have all that the session had at the beginning, and get what is new.
+    """Runs `count` viewers for the block. They have received all that the session had, and get everything new.
 
-    Without viewers the process is there all the same.
+    The process also runs with no viewers.
     """
     process = subprocess.Popen(
         [sys.executable, "-m", "benchmarks.viewers", daemon.unix_address, session_id, str(count)],

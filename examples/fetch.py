@@ -1,6 +1,6 @@
 """An agent that fetches a page and an answer of an API, in a sandbox whose policy names one host.
 
-The site is outside of the sandbox (outside.py). In practice you write hosts of the internet into the policy, as
+The site is outside of the sandbox (outside.py). In practice you write hosts of the internet into the policy, such as
 `api.github.com`, and the daemon needs no configuration for them. A host that the policy does not name is refused with
 a sentence, which the model reads and acts on.
 """

@@ -2,7 +2,7 @@
 
 `executor-server ray up` makes a local cluster of three nodes of Ray, a daemon on each, and a front; the agents know the
 front's address only. While the three of them run code, every process of one machine is killed at once: its Ray, its
-daemon and its sandboxes. Its agent hears within five seconds that the session is lost, and why, and goes on in a new
+daemon and its sandboxes. Its agent learns within five seconds that the session is lost, and why, and goes on in a new
 session on another machine; the two others don't notice. Only the language model is replaced, by a script.
 """
 
@@ -51,7 +51,7 @@ class DemoFailure(Exception):
 
 
 class InTheMiddle(Tool):  # type: ignore[misc]  # smolagents is untyped
-    """Runs in this process, like every host tool: the sandbox says by it that its code is in mid-run."""
+    """Runs in this process, like every host tool: code in the sandbox calls it to report that it is in mid-run."""
 
     name = "in_the_middle"
     description = "Reports that the work has begun."
@@ -71,7 +71,7 @@ class InTheMiddle(Tool):  # type: ignore[misc]  # smolagents is untyped
 
 
 def script(*, is_victim: bool) -> list[Reply]:
-    """Returns what the model says: the victim's expects that its session is lost, and does the work again."""
+    """Returns the model's replies. Those of the victim expect that its session is lost, and do the work again."""
     begin = Reply(thought="I keep a number for later.", code="numbers = list(range(1_000))\nprint(len(numbers))")
     work = Reply(
         thought="Now the long part.",
@@ -95,7 +95,7 @@ print("total", total)
 
 @dataclass
 class Run:
-    """One agent, and what is seen of it."""
+    """One agent, and the results of its run."""
 
     name: str
     answer: Any = None
@@ -150,7 +150,7 @@ def leftovers(root: Path) -> list[str]:
 def kill_machine(root: Path, node: str) -> int:
     """Kills every process of a machine at once, as a power failure would; returns their number.
 
-    With a machine its kernel would go, too. Here that goes on, so the control groups of its sandboxes are removed.
+    A power failure would also end the kernel. Here that goes on, so the control groups of its sandboxes are removed.
     """
     cluster = json.loads((root / "cluster.json").read_text())
     files = (Path(cluster["temporary"]) / f"{node}.pid", root / "nodes" / node / "node.pid")

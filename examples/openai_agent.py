@@ -43,7 +43,7 @@ def shell(call_id: str, cmd: str, **arguments: Any) -> list[Any]:
 
 
 def type_into_terminal(call: ModelCall) -> list[Any]:
-    """The second line of a conversation with a program on a terminal, whose number the first answer has."""
+    """Types a name into the program on a terminal; the number of the terminal is in the previous answer."""
     number = int(str(call.input[-1]["output"]).partition("session ID ")[2].split()[0])
     return [function_call("write_stdin", {"session_id": number, "chars": "Ada\n"}, call_id="terminal-2")]
 

@@ -105,7 +105,7 @@ class _Filling:
             self._found[name] = found[1]
 
     def __call__(self, text: Any) -> Any:
-        """Fills them into a text; another value stays as it is."""
+        """Fills the values into a text; anything else stays as it is."""
         if not isinstance(text, str):
             return text
         for name, value in self._found.items():

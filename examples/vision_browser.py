@@ -1,7 +1,7 @@
 """An agent that looks at web pages: smolagents' vision browser, with the browser in the sandbox. Needs Docker.
 
 The pages are a little shop outside of the sandbox. The policy names its host, so Chromium reaches that and no other;
-the agent learns it when it tries another first. Only the language model is replaced, by a script (scripted.py) that
+the agent learns this when it tries another first. Only the language model is replaced, by a script (scripted.py) that
 looks at the screenshots. To order a spare part it needs a serial number, which is on the pages as text, and the
 colour of a lamp, which is there as pixels; both are random in each run. The screenshots are saved in demo-output/.
 Run `make images` once before.

@@ -1,6 +1,6 @@
 """Takes the pictures of docs/console.md: a daemon with sessions, its console, and a Chromium.
 
-They are looked at before they are committed; nothing compares them.
+Look at them before you commit them: no test compares them.
 """
 
 from __future__ import annotations

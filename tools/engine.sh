@@ -8,7 +8,7 @@
 #
 #   DOCKER_HOST          unix:///PATH to serve there instead of at the usual place
 #   ENGINE_DIR           where it keeps images and log (default: /var/lib/remote-executor-engine)
-#   ENGINE_NETWORK=none  no network, for one beside another Engine
+#   ENGINE_NETWORK=none  no network, for one next to another Engine
 set -euo pipefail
 
 host=${DOCKER_HOST:-unix:///var/run/docker.sock}
@@ -49,7 +49,7 @@ start() {
     # In a session of its own, so that an interrupt of this script's terminal does not reach it.
     local command=(setsid dockerd)
     if [[ ${ENGINE_NETWORK:-} == none ]]; then
-        # Without a bridge dockerd removes docker0, whose ever it is; so it must not see the host's.
+        # Without a bridge, dockerd removes any docker0, even another Engine's, so it must not see the host's.
         command=(setsid unshare --net dockerd)
     fi
     if [[ ${ENGINE_NETWORK:-} == none ]] || ! iptables --list --numeric >/dev/null 2>&1; then

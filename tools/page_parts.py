@@ -41,7 +41,7 @@ ELSEWHERE = "°"
 
 
 def features() -> Iterator[str]:
-    """What the tests of tests/features hold each executor to."""
+    """The results that tests/features expects of each executor."""
     yield f"| | {' | '.join(EXECUTORS.values())} |"
     yield "|---" * (len(EXECUTORS) + 1) + "|"
     for group in _table("tests/features/expected.toml")["group"]:
@@ -52,7 +52,7 @@ def features() -> Iterator[str]:
 
 
 def frameworks() -> Iterator[str]:
-    """What the tests of tests/frameworks hold each framework to."""
+    """The results that tests/frameworks expects with each framework."""
     entries = _table("tests/frameworks/integrations.toml")["integration"]
     yield "| framework | version | its suite | passed |"
     yield "|---|---|---|---|"
@@ -144,7 +144,7 @@ PARTS: tuple[tuple[str, Callable[[], Iterable[str]]], ...] = (
     ("policy", policy_keys),
     ("configuration", configuration_keys),
 )
-"""The pages of docs/, and what stands there between the marks with the name of the function."""
+"""The pages of docs/, and the function that makes the part between the marks with its name."""
 
 
 def _table(path: str) -> dict[str, Any]:

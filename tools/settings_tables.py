@@ -24,7 +24,7 @@ MADE_DEFAULTS = {
     "e2b.images": "`base`: `code-interpreter-v1`",
 }
 ENTRY_NAME = "NAME"  # stands for the name that a profile or a tenant is given
-NO_BOUND = 2**62  # a bound above this is none to a reader
+NO_BOUND = 2**62  # a larger bound is not shown
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ def _last(table: Table) -> str:
 
 
 def _meaning(model: type[Section], name: str, *, of_table: type[Section] | None = None) -> str:
-    """The docstring of a key, which stands where it was declared first; else that of the table that it leads to."""
+    """Returns the docstring of a key, from the class that declared it first; else that of the key's table."""
     declared = [each.model_fields.get(name) for each in model.__mro__ if issubclass(each, Section)]
     texts = [field.description for field in declared if field is not None]
     for text in (*texts, of_table.__doc__ if of_table is not None else None):
@@ -97,7 +97,7 @@ def _meaning(model: type[Section], name: str, *, of_table: type[Section] | None 
 
 
 def _model_in(annotation: Any) -> type[Section] | None:
-    """The table that a key leads to, when it leads to one."""
+    """Returns the table that a key leads to, if any."""
     if isinstance(annotation, type) and issubclass(annotation, Section):
         return annotation
     return next((model for each in get_args(annotation) if (model := _model_in(each)) is not None), None)

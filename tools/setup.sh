@@ -3,8 +3,8 @@
 #
 #   tools/setup.sh [EXTRA...]    with extras that are not among those
 #
-# Run by `make` when pyproject.toml has changed. It needs a CPython from 3.11 on and a way to a package index, no more:
-# where the distribution has split ensurepip off (Debian's python3-venv), the system's pip bootstraps the environment.
+# Run by `make` when pyproject.toml has changed. It only needs CPython 3.11 or newer and access to a package index: if
+# the distribution has split ensurepip off (Debian's python3-venv), the system's pip bootstraps the environment.
 set -euo pipefail
 
 cd "$(dirname "$0")/.."
@@ -41,8 +41,9 @@ make_venv() {
     fi
 }
 
-# uv resolves and installs several times as fast as pip; a pip that knows dependency groups does the same work. Of itself
-# uv leaves no bytecode, unlike pip: a sandbox sees the environment read-only, and would compile pandas at each import.
+# uv resolves and installs several times as fast as pip; a pip that knows dependency groups does the same work. Unlike
+# pip, uv writes no bytecode by default; a sandbox, which sees the environment read-only, would compile pandas at each
+# import.
 install_packages() {
     local python=$venv/bin/python
     if "$python" -m pip install --quiet --disable-pip-version-check uv &&

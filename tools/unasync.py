@@ -4,9 +4,9 @@
 
 `--check` writes nothing, and fails when a checked-in file is not what would be written.
 
-The rules are few, and work on tokens: `async` and `await` go, a name loses its "Async", and a few names have another
-one. What cannot be said by a rule differs in one of two places: in the modules that `_aio` and `_sync` both have,
-written by hand, with the same names; or, for prose, in `PROSE` below, each text of which must occur exactly once.
+The rules are few, and work on tokens: `async` and `await` are dropped, a name loses its "Async", and a few names are
+replaced. Differences that no rule covers are in one of two places: in the modules that `_aio` and `_sync` both have,
+written by hand, with the same names; or, for prose, in `PROSE` below, where each text must occur exactly once.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ _STARTS = 3
 """Times that a side's process may be started: a row that kills it is left out then."""
 
 LEAST_CHANGE = 0.01
-"""Smaller changes are not reported, however sure: a hundredth is less than an hour's weather on any machine."""
+"""Smaller changes are not reported, however sure: the speed of any machine varies by more within an hour."""
 
 
 class Verdict(StrEnum):
@@ -38,7 +38,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Pair:
-    """A figure on both sides: in each round its typical sample on either, one soon after the other."""
+    """A figure of both sides. Each round has one typical sample of each, taken soon after each other."""
 
     base: Figure
     head: Figure
@@ -55,7 +55,7 @@ class Pair:
 
     @property
     def verdict(self) -> Verdict:
-        """WORSE and BETTER where the whole interval lies to one side of no change."""
+        """WORSE or BETTER if the whole interval lies on one side of 1 (no change)."""
         interval = self.interval
         if interval is None or abs(self.ratio - 1) < LEAST_CHANGE or interval.low <= 1 <= interval.high:
             return Verdict.NONE
@@ -72,7 +72,7 @@ class Comparison:
     rounds: int
     took_s: float
     differences: tuple[str, ...]
-    """Packages that are of another version on either side."""
+    """Packages whose versions differ between the sides."""
 
 
 @dataclass
@@ -157,7 +157,7 @@ def compare(
 
 
 def _take(workers: Sequence[Worker], row: str, taken: dict[tuple[str, str], _Taken], missing: dict[str, str]) -> bool:
-    """One turn of each; False when the row is over, since there is no figure that both have."""
+    """Takes one turn of each side. False if they have no figure in common, which ends the row."""
     found: dict[bool, dict[str, Figure]] = {}
     for worker in workers:
         try:
@@ -197,7 +197,7 @@ def _joined(figures: Sequence[Figure]) -> Figure:
 
 
 def _differences(workers: Sequence[Worker]) -> tuple[str, ...]:
-    """Starts both."""
+    """Starts both sides, and compares their packages."""
     base, head = (worker.ask({"about": "versions"}, _START_TIMEOUT_S) for worker in workers)
     return tuple(
         f"{name} {base.get(name, 'missing')} and {head.get(name, 'missing')}"
@@ -208,7 +208,7 @@ def _differences(workers: Sequence[Worker]) -> tuple[str, ...]:
 
 @contextmanager
 def _workers(base: Side, head: Side, effort: Effort) -> Iterator[tuple[Worker, Worker]]:
-    """Both run a copy of this commit's rows: neither a checkout's own rows nor an edit meanwhile has a part in it."""
+    """Both run a copy of this commit's rows: neither the checkout's own rows nor an edit meanwhile affects it."""
     with tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp") as directory:
         tree = Path(directory)
         copytree(ROOT / "benchmarks", tree / "benchmarks", ignore=ignore_patterns("__pycache__", "reference"))

@@ -1,7 +1,7 @@
-"""The two sides: this working tree, and a commit that is checked out beside an environment of its own.
+"""The two sides: this working tree, and a commit that is checked out with an environment of its own.
 
-A commit's files and environment are kept in `.cache/compare`, by its id, for the next comparison with it; of those the
-last few are kept. What is not complete has no mark, and is made again.
+A commit's files and environment are kept in `.cache/compare`, by its id, for the next comparison with it; only the
+last few stay. An incomplete one has no mark, and is made again.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def recorded_commit() -> str:
 
 
 def working_side() -> Side:
-    """This tree as it is, changes that were not committed included."""
+    """This tree as it is, including uncommitted changes."""
     try:
         commit = _git("rev-parse", "--short=7", "HEAD").strip()
         changed = _git("status", "--porcelain", "--untracked-files=no").strip()
@@ -104,7 +104,7 @@ def _make(commit: str, root: Path) -> None:
 
 
 def _check_out(commit: str, root: Path) -> None:
-    # Not a work tree of git's: one more would have to be taken out of the repository again, however this ends.
+    # Not a git worktree: it would have to be removed from the repository again, however this ends.
     with subprocess.Popen(["git", "archive", commit], cwd=ROOT, stdout=subprocess.PIPE) as archive:
         unpacked = subprocess.run(["tar", "-x", "-C", root], stdin=archive.stdout, check=False)
     if archive.returncode != 0 or unpacked.returncode != 0:
@@ -114,7 +114,7 @@ def _check_out(commit: str, root: Path) -> None:
 def _set_up(root: Path) -> None:
     constraints = root / ".cache" / "constraints.txt"
     constraints.parent.mkdir(exist_ok=True)
-    # Both sides import the same of others, where the commit allows it: compared is what is ours.
+    # Both sides get the same versions of other projects, if the commit allows it, so that only our code differs.
     constraints.write_text("".join(f"{name}=={version}\n" for name, version in _installed()))
     environment = {**os.environ, "PYTHON": sys._base_executable, "UV_CONSTRAINT": str(constraints)}  # type: ignore[attr-defined]
     environment.pop("VIRTUAL_ENV", None)

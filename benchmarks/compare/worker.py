@@ -26,13 +26,13 @@ PACKAGES = (
     "structlog",
     "psutil",
 )
-"""Packages whose versions have a part in figures."""
+"""Packages whose versions affect figures."""
 
 
 def main() -> None:
     samples, programs = map(float, sys.argv[1:])
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # rows may print, and that is no answer
+    os.dup2(2, 1)  # rows may print, which must not mix with answers
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with running_bench(Effort(samples, programs)) as bench:
         for line in sys.stdin:

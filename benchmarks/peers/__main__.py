@@ -1,4 +1,4 @@
-"""`python -m benchmarks.peers`: what a user would pick instead, in turns with ours."""
+"""`python -m benchmarks.peers`: the alternatives that a user would pick, in turns with ours."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ class Peer:
     title: str
     isolates: str
     beside: str
-    """The one of ours whose figures its own are divided by."""
+    """The name of our peer whose figures its own are divided by."""
     driver: str = ""
     arguments: tuple[str, ...] = ()
     requirements: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ def python_of(peer: Peer) -> Path:
     if not mark.exists() or mark.read_text() != made_of:
         shutil.rmtree(directory, ignore_errors=True)
         print(f"installing {peer.title}", file=sys.stderr, flush=True)
-        base: str = sys._base_executable  # type: ignore[attr-defined]  # the venv's own link apart
+        base: str = sys._base_executable  # type: ignore[attr-defined]  # not the venv's own link
         _uv("venv", "--quiet", "--python", base, str(directory))
         python = str(directory / "bin/python")
         _uv("pip", "install", "--quiet", "--compile-bytecode", "--python", python, *peer.requirements)
@@ -84,7 +84,7 @@ def python_of(peer: Peer) -> Path:
 
 
 def version_of(peer: Peer) -> str:
-    """As its environment has it."""
+    """Returns the version in its environment."""
     if not peer.main or peer.unavailable:
         return ""
     program = f"from importlib.metadata import version; print(version({peer.main!r}))"

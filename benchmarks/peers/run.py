@@ -21,12 +21,12 @@ _STARTS = 3
 _TIME_S = 1800.0
 """Seconds after which no further turn begins."""
 _FAILURES = 2
-"""Turns of a row that may fail before the peer is through with it: one may be the machine's fault."""
+"""Turns of a row that may fail before it is over for the peer: one may be the machine's fault."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A request to each driver: so many turns, of so many samples each."""
+    """A request to each driver, with the number of turns and the samples of each turn."""
 
     name: str
     turns: int
@@ -66,7 +66,7 @@ class Measured:
 
 
 class _Driver:
-    """A peer's process, which is started once more when it has died."""
+    """A peer's process, which is started again when it has died."""
 
     def __init__(self, measured: Measured, python: Path, directory: Path, network: str) -> None:
         self.measured = measured
@@ -75,7 +75,7 @@ class _Driver:
         self._starts = 0
 
     def measure(self, row: Row) -> bool:
-        """Takes one turn; False when the peer is through with this row."""
+        """Takes one turn; False when this row is over for the peer."""
         measured = self.measured
         try:
             answer = self._started().ask({"row": row.name, "count": row.samples}, _ANSWER_TIMEOUT_S)
@@ -124,7 +124,7 @@ class _Driver:
 
 
 def measure_peers(found: Sequence[Measured], rows: Sequence[Row], say: Callable[[str], None]) -> None:
-    """Fills in `found`. One that can't be had, or fails, has its reason in each cell, and the others figures."""
+    """Fills in `found`. A peer that can't be set up, or fails, has the reason in each cell; the others have figures."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="bench-", dir="/tmp")))
         network = stack.enter_context(_network()) if any(each.peer.image for each in found) else ""
@@ -146,7 +146,7 @@ def measure_peers(found: Sequence[Measured], rows: Sequence[Row], say: Callable[
                     break
                 left = [driver for driver in left if driver.measure(row)]
                 say(f"{row.name}, turn {turn + 1} of {row.turns}: {time.monotonic() - began_s:.1f} s")
-                left = left[1:] + left[:1]  # another one is first
+                left = left[1:] + left[:1]  # another one begins the next turn
 
 
 def _ready(measured: Measured) -> Path:
@@ -166,7 +166,7 @@ def _network() -> Iterator[str]:
     name = f"bench-{secrets.token_hex(4)}"
     try:
         run(["docker", "network", "create", name])
-    except Exception:  # noqa: BLE001 - what can't be had without it says so
+    except Exception:  # noqa: BLE001 - peers that need it report that
         yield ""
         return
     try:

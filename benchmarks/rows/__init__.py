@@ -1,7 +1,7 @@
 """The measurements, by the names that `--only` takes, in the order of the table.
 
 A module of rows is imported when one of its rows is measured: a row that this environment, or another commit, can't
-import takes none of the others with it.
+import does not affect the others.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ MEASUREMENTS: dict[str, str] = {
 
 
 def measurement(name: str) -> Measurement:
-    """Raises ImportError, AttributeError where this environment lacks what the row is made of."""
+    """Raises ImportError, AttributeError if this environment lacks something that the row needs."""
     module, _, function = MEASUREMENTS[name].partition(":")
     found: Measurement = getattr(import_module(f"benchmarks.rows.{module}"), function)
     return found

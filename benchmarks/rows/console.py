@@ -101,7 +101,7 @@ def changes(bench: Bench) -> Iterator[Figure]:
 
 
 def _seen(page: Page, session: Session, text: str) -> None:
-    # Its two halves: the page shows the code before.
+    # In two halves, because the page shows the code first.
     session.execute(f"print({text[:3]!r} + {text[3:]!r})")
     page.evaluate(_CHANGE % json.dumps(text))
 

@@ -1,4 +1,4 @@
-"""Sessions of the Docker backend beside containers that the Engine is asked for directly, and beside local ones."""
+"""Sessions of the Docker backend, compared with containers that the Engine makes directly, and with local sessions."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def cold(bench: Bench) -> Iterator[Figure]:
 
 
 def execute(bench: Bench) -> Iterator[Figure]:
-    """`1+1` in a container, beside the same in a sandbox of the local backend."""
+    """`1+1` in a container, compared with the same in a sandbox of the local backend."""
     with bench.docker.cold_session() as ours, bench.local.cold_session() as local:
 
         def add(session: Session) -> float:
@@ -73,7 +73,7 @@ def burst(bench: Bench) -> Iterator[Figure]:
 
 
 def throughput(bench: Bench) -> Iterator[Figure]:
-    """Whole lives of sessions a second, beside those of containers."""
+    """Whole lives of sessions per second, compared with those of containers."""
     bare = docker_run_command("--rm")
     yield lives(bench, bench.docker.client, f"docker sessions, {CLIENTS} clients", "docker run", lambda: run(bare))
 

@@ -1,4 +1,4 @@
-"""Hundreds of live sessions: what making them takes, the memory of each, and an execution beside them."""
+"""Hundreds of live sessions: the time to make them, the memory of each, and an execution while they exist."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""The network of sandboxes beside direct connections: requests, bytes, refusals, sessions, and its effect on others.
+"""The network of sandboxes compared with direct connections: requests, bytes, refusals, sessions, effect on others.
 
 Client code and servers are the same on both sides (benchmarks/egress_client.py, and the tests' own internet in a
-process of its own); of ours there are the sandbox around the client, the proxy, and the daemon that counts the
+process of its own). Our side adds the sandbox around the client, the proxy, and the daemon, which counts the
 connections.
 """
 
@@ -39,8 +39,8 @@ _DENIALS_PER_BATCH = 30
 _DOWNLOAD_BYTES = 300_000_000
 _DOWNLOADS = 5
 _SESSIONS = 25
-# So many connections of so many sessions, each of which gets a byte a second: each at its own moment of the second, as
-# those of independent programs do. Fifty that are served in the same moment cost all others five milliseconds.
+# Sessions, and open connections of each. Each connection gets a byte a second at its own moment of the second, as those
+# of independent programs do. Fifty that are served in the same moment cost all others five milliseconds.
 _OTHER_SESSIONS = 4
 _OPEN_PER_SESSION = 50
 _BLOCKS = 5
@@ -96,7 +96,7 @@ def _inside(session: Session, call: str) -> list[float]:
 
 
 def _batches(*work: Callable[[], list[float]]) -> list[tuple[float, ...]]:
-    """Seconds of all rounds of each, whose batches take turns."""
+    """Returns the seconds of all rounds of each; the batches take turns."""
     taken: list[list[float]] = [[] for _ in work]
 
     def once(samples: list[float], batch: Callable[[], list[float]]) -> Measured:
@@ -153,8 +153,8 @@ def _bytes(internet: Internet, session: Session) -> Iterator[Figure]:
 
 
 def _proxy_memory(served: Served) -> Iterator[Figure]:
-    """With secrets and a resolver. Proportional set size, as of sessions: the interpreter and OpenSSL are the daemon's
-    too; and all that is resident."""
+    """Of a proxy with secrets and a resolver: its proportional set size, as for sessions, since it shares the
+    interpreter and OpenSSL with the daemon; and its resident size."""
     children = psutil.Process(served.daemon.pid).children()
     proxies = [child for child in children if "executor_server.network.proxy" in child.cmdline()]
     assert len(proxies) == 1, proxies
@@ -173,9 +173,9 @@ def _creation(served: Served) -> Iterator[Figure]:
 
 
 def _others(served: Served) -> Iterator[Figure]:
-    """Executions of one session while connections of others are open, beside the same while there are none.
+    """Executions of one session while connections of others are open, compared with the same while there are none.
 
-    In blocks that take turns: a 99th percentile is of few samples, and what else runs on the host comes and goes.
+    In blocks that take turns: a 99th percentile rests on few samples, and the host's other load comes and goes.
     """
     alone: list[float] = []
     busy: list[float] = []

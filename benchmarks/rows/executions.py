@@ -1,4 +1,4 @@
-"""The cost of an execution beside the program that it runs."""
+"""The cost of an execution in addition to the program that it runs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _LINE_EVENT_BYTES = 60
 
 
 def execute(bench: Bench) -> Iterator[Figure]:
-    """`1+1`, over each transport, beside a stream of one message of the same size."""
+    """`1+1`, over each transport, compared with a stream of one message of the same size."""
     with bench.local.cold_session() as session, bench.local.daemon.client(bench.local.daemon.tcp_address) as tcp_client:
         request_bytes, response_bytes = _sizes(bench, session.session_id)
         tcp_session = tcp_client.get_session(session.session_id)
@@ -54,7 +54,7 @@ def _sizes(bench: Bench, session_id: str) -> tuple[int, int]:
 
 
 def printed_lines(bench: Bench) -> Iterator[Figure]:
-    """When the first of 1,000 lines is with the caller, and when all are; beside as many messages of the echo."""
+    """Until the caller has the first of 1,000 lines, and all; compared with as many messages of the echo."""
     program = f"for number in range({_LINES}):\n    print('line', number)"
     first: dict[str, list[float]] = {"ours": [], "echo": []}
 

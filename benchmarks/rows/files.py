@@ -17,7 +17,7 @@ _PIECE_BYTES = 262_144
 
 
 def read(bench: Bench) -> Iterator[Figure]:
-    """`files.read` of 1 kB, beside an execution of `1+1`."""
+    """`files.read` of 1 kB, compared with an execution of `1+1`."""
     with bench.local.cold_session() as session:
         session.files.write("small", os.urandom(_SMALL_BYTES))
         read_ms, add_ms = bench.in_turns(
@@ -29,7 +29,7 @@ def read(bench: Bench) -> Iterator[Figure]:
 
 
 def transfer(bench: Bench) -> Iterator[Figure]:
-    """50 MB written and read, beside as many bytes of the echo service each way."""
+    """50 MB written and read, compared with as many bytes of the echo service each way."""
     data = os.urandom(_LARGE_BYTES)
     pieces = [data[start : start + _PIECE_BYTES] for start in range(0, _LARGE_BYTES, _PIECE_BYTES)]
     with bench.local.cold_session() as session:

@@ -1,4 +1,4 @@
-"""A fleet on one machine: what its front costs above a daemon alone, and how fast it notices a node that is gone."""
+"""A fleet on one machine: what its front costs more than a daemon alone, and how fast it notices a lost node."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _of_one_node(**options: object) -> Iterator[tuple[Fleet, ExecutorClient]]:
 
 
 def creation(bench: Bench) -> Iterator[Figure]:
-    """`create_session()` through a front, beside the same of a daemon alone; both have a pool to take from."""
+    """`create_session()` through a front, compared with a daemon alone; both have a pool."""
     with serving("local", _POOL) as alone, _of_one_node(node_config=_POOL) as (_, client):
         ours, reference = in_turns(
             _ROUNDS, lambda: warm_session(client, _REFILL_S), lambda: warm_session(alone.client, _REFILL_S)
@@ -159,7 +159,7 @@ def _next_front_s(machines: Fleet) -> float:
 def fronts_on_ray(bench: Bench) -> Iterator[Figure]:
     """From the front's SIGKILL until Ray's actor has started the next one and that has made a session.
 
-    The session of before must be untouched. In the second row the actor is killed in the same moment.
+    An earlier session must be untouched. In the second row the actor is killed at the same moment.
     """
     if find_spec("ray") is None:
         raise Unmeasurable("Ray is not installed: make demo-fleet does it")

@@ -1,9 +1,10 @@
-"""The effect of one tenant's flood on another: its slowest calls, beside those when it is alone.
+"""The effect of one tenant's flood on another: the other's slowest calls, compared with those when it is alone.
 
 Two tenants, each with its own token. `quiet` executes one line in a session, again and again, then makes sessions for
-one line each. `flood` (benchmarks/flood.py) does one kind of thing as much as it can, then all kinds at once, held to
-what a team who runs such a daemon for many would set: quotas, of which the one of executions and the processors that
-each may use leave half of the host to others. The last figures show what these buy: the same flood without them.
+one line each. `flood` (benchmarks/flood.py) does one kind of thing as much as it can, then all kinds at once. It has
+the limits that a team would set that runs such a daemon for many: quotas, and a limit on the processors of each
+sandbox. With its quota of executions this leaves half of the host to others. The last figures show what the limits buy:
+the same flood without them.
 """
 
 from __future__ import annotations
@@ -52,10 +53,10 @@ _EXECUTIONS = 300
 _LIVES = 240
 # Time for a flood to make its sessions and use up what it may have at once.
 _RISE_S = 5.0
-# Nothing more is begun after that: without quotas there may be no end.
+# No session begins after this time: without quotas there may be no end.
 _LIVES_S = 30.0
 _AIM = AtMostTimes(2)
-# A life that is refused for want of room is tried again so often, and counts when it has been for so long.
+# Seconds before a life that is refused for want of room is tried again, and after which it counts without success.
 _RETRY_S = 0.005
 _LONGEST_LIFE_S = 10.0
 
@@ -129,7 +130,7 @@ def _quiet(client: ExecutorClient, session: Session) -> _Samples:
 
 
 def _live(client: ExecutorClient) -> None:
-    """Where a flood without quotas leaves no room for a session, waiting for it is part of what is measured."""
+    """If a flood without quotas leaves no room for a session, the wait for it is measured too."""
     deadline_s = time.monotonic() + _LONGEST_LIFE_S
     while time.monotonic() < deadline_s:
         with contextlib.suppress(ResourceExhaustedError), client.create_session() as session:

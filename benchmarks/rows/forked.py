@@ -22,7 +22,7 @@ _ASKED, _FIRST_S = 3, 5.0
 
 
 def ready(bench: Bench) -> Iterator[Figure]:
-    """Sessions of a shape that was asked for before, and cold ones; the first import of the usual libraries."""
+    """Sessions of a shape that was requested before, and cold ones; the first import of the usual libraries."""
     forked, aims = bench.forked, (AtMostTimes(0.5), AtMostTimes(1))
     for _ in range(_ASKED):
         created(forked.asked_session)
@@ -33,7 +33,7 @@ def ready(bench: Bench) -> Iterator[Figure]:
 
 
 def throughput(bench: Bench) -> Iterator[Figure]:
-    """Whole lives a second."""
+    """Whole lives per second."""
     bare = bare_bwrap_command()
     name = f"sessions, {CLIENTS} clients{_KIND}"
     yield lives(bench, bench.forked.client, name, "bwrap python", lambda: run(bare), AtLeast(_LIVES_A_SECOND))

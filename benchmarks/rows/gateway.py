@@ -1,4 +1,4 @@
-"""What the gateway costs: E2B's SDK beside our client, and Connect beside gRPC."""
+"""The cost of the gateway: E2B's SDK compared with our client, and Connect compared with gRPC."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def e2b(bench: Bench) -> Iterator[Figure]:
 
 
 def connect(bench: Bench) -> Iterator[Figure]:
-    """`1+1` by Connect beside the same call by gRPC, and `/v1/run` beside a session with one execution."""
+    """`1+1` by Connect compared with the same by gRPC, and `/v1/run` compared with a session with one execution."""
     daemon, url = bench.local.daemon, bench.gateway
     headers = {"authorization": f"Bearer {daemon.token}"}
     ids = itertools.count()

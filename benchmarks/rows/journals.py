@@ -1,4 +1,4 @@
-"""The cost of writing journals: the state directory on a disk, beside one in memory."""
+"""The cost of writing journals: the state directory on a disk, compared with one in memory."""
 
 from __future__ import annotations
 

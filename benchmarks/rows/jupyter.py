@@ -1,7 +1,7 @@
-"""smolagents' own DockerExecutor, a Jupyter server in a container, beside sessions of the Docker backend.
+"""smolagents' own DockerExecutor, a Jupyter server in a container, compared with sessions of the Docker backend.
 
-Its image is made by hand (benchmarks/reference/), since the one that it builds for itself needs a registry. So it is
-handed over ready, and installs nothing.
+Its image is made by hand (benchmarks/reference/), since the one that it builds for itself needs a registry. So it
+installs nothing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _NAMED_S = 5.0
 
 
 def docker_executor(bench: Bench) -> Iterator[Figure]:
-    """Made and used once, asked for `1+1`, and whole lives a second; each beside ours."""
+    """Made and used once, `1+1`, and whole lives per second; each compared with ours."""
     _require()
     name = "smolagents' DockerExecutor"
 
@@ -79,7 +79,7 @@ def docker_executor(bench: Bench) -> Iterator[Figure]:
 def memory(bench: Bench) -> Iterator[Figure]:
     """The memory of a waiting session: its processes, the Engine's for it, and the growth of the daemon.
 
-    As PSS, of one of several that there are, since what they share of files and of forked memory counts once.
+    As PSS, of one of several sessions, so that shared files and forked memory count once.
     """
     _require()
     daemon = psutil.Process(bench.docker.daemon.pid)
@@ -131,7 +131,7 @@ def _rate(clients: ThreadPoolExecutor, life: Callable[[], None]) -> float:
 
 @contextmanager
 def _network() -> Iterator[str]:
-    """A network of the Engine's: its executor is spoken to over a port, and an Engine may have no default one."""
+    """A network of the Engine's: its executor is reached over a port, and an Engine may have no default network."""
     client = docker.from_env()
     name = f"bench-{secrets.token_hex(4)}"
     network = client.networks.create(name)
@@ -173,7 +173,7 @@ def _processes_of(container: str) -> set[psutil.Process]:
         try:
             first = psutil.Process(int(run(["docker", "inspect", "--format", "{{.State.Pid}}", container])))
             break
-        except CalledProcessError:  # it gets its session's name a moment after it was given out
+        except CalledProcessError:  # a container gets its session's name a moment after the session has got it
             if time.monotonic() > deadline_s:
                 raise
     shim = first.parent()

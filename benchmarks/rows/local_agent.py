@@ -17,7 +17,7 @@ _FEW_ITERATIONS = 20_000
 
 
 def local_executor(bench: Bench) -> Iterator[Figure]:
-    """Made, and asked for `1+1`, with its own defaults: it runs code on a thread, to be able to give up on it."""
+    """Made, and running `1+1`, with its own defaults: it runs code on a thread, so that it can give up on it."""
     executor = _made()
     made_ms, execute_ms = bench.in_turns(_ROUNDS, lambda: timed(_made), lambda: timed(lambda: executor("1+1")))
     yield Figure("smolagents' local executor: made", "ms", made_ms)
@@ -25,7 +25,7 @@ def local_executor(bench: Bench) -> Iterator[Figure]:
 
 
 def programs(bench: Bench) -> Iterator[Figure]:
-    """The loops and the mixed program, on so much less that they end, scaled to the same size."""
+    """The loops and the mixed program, small enough to end, with their times scaled to the full size."""
     for name, program, few, size in (
         ("for loop, 10^7", FOR, _FEW_ITERATIONS, ITERATIONS),
         ("while loop, 10^7", WHILE, _FEW_ITERATIONS, ITERATIONS),
@@ -43,7 +43,7 @@ def _scaled_ms(program: str, few: int, size: int) -> float:
 
 
 def run_locally(source: str) -> float:
-    """Milliseconds that a program takes there. Its own limit of operations is lifted, as it would end long ones."""
+    """Milliseconds that a program takes there. Its own limit of operations, which would end long ones, is lifted."""
     limits = {"MAX_OPERATIONS": 10**12, "MAX_WHILE_ITERATIONS": 10**12}
     before = {name: getattr(local_python_executor, name) for name in limits}
     executor = local_python_executor.LocalPythonExecutor([], timeout_seconds=None)

@@ -1,4 +1,4 @@
-"""The memory of a session that waits, and of the daemon."""
+"""The memory of an idle session, and of the daemon."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def idle(bench: Bench) -> Iterator[Figure]:
     """Growth of the daemon and all processes below it by one session, as proportional set size, seen from the host.
 
     The guest's processes, and what the backend runs for it. Files that other processes have mapped too count in part,
-    so a session costs less beside others of its image.
+    so a session costs less when there are others of its image.
     """
     for name, imports, program in (("idle session", (), "1+1"), ("idle session, numpy imported", ("numpy",), _NUMPY)):
         sizes = tuple(_grown_mib(bench.local, 1, imports, program)[0] for _ in range(bench.rounds(_SESSIONS)))
@@ -34,7 +34,7 @@ def idle(bench: Bench) -> Iterator[Figure]:
 
 
 def crowd(bench: Bench) -> Iterator[Figure]:
-    """The same by each of twenty sessions: what they share with each other counts once."""
+    """The same by each of twenty sessions: memory that they share with each other counts once."""
     yield from crowded(bench.local, "", has_aim=False)
 
 
@@ -61,7 +61,7 @@ def _grown_mib(
     less_bytes: int = 0,
     waits_s: Iterable[float] = (0.0,),
 ) -> list[float]:
-    """Returns the growth by so many sessions, after each of these waits."""
+    """Returns the growth by `count` sessions, after each of the waits."""
     # The first sessions of a kind may start what is kept for all of them.
     for _ in range(_FIRST):
         with served.cold_session(*imports, less_memory_bytes=less_bytes) as session:
@@ -85,7 +85,7 @@ def all_bytes(served: Served) -> int:
 
 
 def pss_bytes(processes: Iterable[psutil.Process]) -> int:
-    """Raises psutil.AccessDenied where this user may not look into a sandbox's first process."""
+    """Raises psutil.AccessDenied if this user may not inspect a sandbox's first process."""
     total = 0
     for process in processes:
         try:

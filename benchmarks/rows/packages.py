@@ -1,4 +1,4 @@
-"""Environments of packages: an existing one next to none, building one of cached wheels, and imports.
+"""Environments of packages: an existing one compared with none, building one of cached wheels, and imports.
 
 The index is the tests' own. Its numpy and pandas are those of the Python that runs the benchmarks, packed again as
 wheels, so that the environment and the image have the same files.
@@ -57,7 +57,7 @@ def _served() -> Iterator[tuple[Served, PackageIndex]]:
 
 
 def _packed_again(project: str) -> tuple[str, bytes]:
-    """Returns the wheel of a project that is installed here, without what it depends on elsewhere."""
+    """Returns the wheel of a project that is installed here; it requires only projects that the index has."""
     found = importlib.metadata.distribution(project)
     files: dict[str, str | bytes] = {}
     for file in found.files or ():
@@ -69,7 +69,7 @@ def _packed_again(project: str) -> tuple[str, bytes]:
 
 
 def _small(index: PackageIndex) -> str:
-    """Offers another small package, with which an environment is a new one."""
+    """Adds another small package to the index; an environment with it is a new one."""
     name = f"pebble{next(_numbers)}"
     index.add(make_wheel(name))
     return name

@@ -1,4 +1,4 @@
-"""The cost of a forwarded port: a round trip, and many bytes each way, beside the same server reached directly."""
+"""The cost of a forwarded port: a round trip, and many bytes each way, compared with a direct connection."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _BYTES = 100_000_000
 _ROUNDS = 5
 _PIECE = bytes(262_144)
 
-# Answers a byte with a byte; after a "d" it sends much, and after a "u" it takes as much.
+# Answers a byte with a byte; after a "d" it sends many bytes, and after a "u" it receives as many.
 _SERVER = f"""
 import socket, sys
 listener = socket.create_server(("127.0.0.1", int(sys.argv[1])))

@@ -1,4 +1,4 @@
-"""The gain when the pool's sandboxes have imported the libraries of an image ahead."""
+"""The gain when the pool's sandboxes have imported the libraries of an image in advance."""
 
 from __future__ import annotations
 

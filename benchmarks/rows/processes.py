@@ -18,7 +18,7 @@ _OUTPUT_BYTES = 100_000_000
 _OUTPUT_ROUNDS = 5
 _PIECE_BYTES = 262_144
 _ECHO_BYTES = 100
-# Seconds in which a process without a reader has filled all that is kept of it, many times over.
+# Seconds in which a process without a reader prints many times as much as is kept of its output.
 _UNREAD_TIME_S = 5.0
 
 _INSIDE = """
@@ -31,7 +31,7 @@ _PRINTER = f"head -c {_OUTPUT_BYTES} /dev/zero"
 
 
 def run(bench: Bench) -> Iterator[Figure]:
-    """`true`, beside the same by `subprocess.run` in the sandbox, as timed there, and an execution of `1+1`."""
+    """`true`, compared with the same by `subprocess.run` in the sandbox, timed there, plus an execution of `1+1`."""
     with bench.local.cold_session("subprocess") as session:
         took_ms, add_ms, inside_ms = bench.in_turns(
             _ROUNDS,
@@ -74,7 +74,7 @@ def _next_output(events: Iterator[object]) -> ProcessOutput:
 
 
 def output(bench: Bench) -> Iterator[Figure]:
-    """100 MB to a reader that keeps up, beside as many bytes of the echo service; and what none costs."""
+    """100 MB to a reader that keeps up, compared with as many bytes of the echo service; and the cost without one."""
     with bench.local.cold_session() as session:
 
         def ours() -> float:

@@ -1,4 +1,4 @@
-"""The cost of counting operations, beside the same source in a plain CPython."""
+"""The cost of counting operations, compared with the same source in a plain CPython."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ for number in range({size}):
 
 
 def loops(bench: Bench) -> Iterator[Figure]:
-    """Ten million turns of a loop that does as little as it can: the dearest case of counting."""
+    """Ten million turns of a loop that does as little as it can: the most expensive case of counting."""
     for name, program in (("for", FOR), ("while", WHILE)):
         yield _beside_python(bench, f"{name} loop, 10^7", program, ITERATIONS, AtMostTimes(1.5))
 

@@ -1,4 +1,4 @@
-"""The cost of a recording: the time that it adds to `1+1`, and its file beside what was sent and received."""
+"""The cost of a recording: the time that it adds to `1+1`, and its file compared with the messages themselves."""
 
 from __future__ import annotations
 

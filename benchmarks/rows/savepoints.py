@@ -1,4 +1,4 @@
-"""Going back, and trying code, in a session with 100 MB of arrays; beside pickling the same and `1+1`."""
+"""Going back, and trying code, in a session with 100 MB of arrays; compared with pickling the same and `1+1`."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def cold(
     name: str = "cold",
     pause_s: float = 0.0,
 ) -> Iterator[Figure]:
-    """Made on the spot (or by `create`), and with a first execution; some time after what went before."""
+    """Made on the spot (or by `create`), and with a first execution; each after a pause."""
     bare = bare_bwrap_command()
 
     def after_pause(measure: Callable[[], float]) -> Callable[[], float]:
@@ -74,7 +74,7 @@ def cold(
 
 
 def imports(bench: Bench) -> Iterator[Figure]:
-    """The first import of the usual libraries in a cold session, timed there, beside that of a fresh Python."""
+    """The first import of the usual libraries in a cold session, timed there, compared with that of a fresh Python."""
     yield first_imports(bench, bench.local, "", None)
 
 
@@ -92,7 +92,7 @@ def first_imports(bench: Bench, served: Served, kind: str, aim: AtMost | None) -
 
 
 def warm_session(client: ExecutorClient, refill_s: float) -> float:
-    """Milliseconds until a session is there that got a sandbox of the pool, which had so long to fill before."""
+    """Milliseconds until a session has a sandbox of the pool, which had `refill_s` to fill before."""
     while True:
         time.sleep(refill_s)
         took_ms, session = created(client.create_session)
@@ -101,7 +101,7 @@ def warm_session(client: ExecutorClient, refill_s: float) -> float:
 
 
 def created(create: Callable[[], Session], *, use: bool = False) -> tuple[float, Session]:
-    """Milliseconds until the session is there, or used once; it is deleted then."""
+    """Milliseconds until the session is there, or used once; then it is deleted."""
     start = time.perf_counter()
     session = create()
     try:
@@ -113,7 +113,7 @@ def created(create: Callable[[], Session], *, use: bool = False) -> tuple[float,
 
 
 def throughput(bench: Bench) -> Iterator[Figure]:
-    """Whole lives of sessions a second: made, used once, deleted; beside whole lives of a bare sandbox."""
+    """Whole lives of sessions per second: made, used once, deleted; compared with those of a bare sandbox."""
     bare = bare_bwrap_command()
     yield lives(bench, bench.local.client, f"sessions, {CLIENTS} clients", "bwrap python", lambda: run(bare))
 
@@ -126,7 +126,7 @@ def lives(
     bare_life: Callable[[], object],
     aim: AtLeast | None = None,
 ) -> Figure:
-    """So many clients at a time, of sessions of the default kind and of what they are compared with."""
+    """Lives per second, with CLIENTS at a time, of sessions of the default kind and of their reference."""
 
     def live() -> None:
         with client.create_session() as session:

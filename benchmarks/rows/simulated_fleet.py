@@ -18,7 +18,7 @@ _MIB = 1024 * 1024
 
 
 def simulated(_bench: Bench) -> Iterator[Figure]:
-    """Creations on eight nodes beside one; then the front of a thousand nodes with a hundred sessions each."""
+    """Creations on eight nodes compared with one; then the front of a thousand nodes with a hundred sessions each."""
     yield Figure("creations on 8 nodes, simulated", "x of one", tuple(map(_gain, range(_ROUNDS))), aim=AtLeast(7.2))
     tracemalloc.start()
     try:
@@ -35,7 +35,7 @@ def simulated(_bench: Bench) -> Iterator[Figure]:
 
 
 def _gain(_round: int) -> float:
-    """Sessions that eight nodes make in the time in which one makes one."""
+    """Returns how many sessions eight nodes make in the time in which one node makes one."""
     rates = []
     for nodes in (1, 8):
         with simulated_fleet(nodes) as fleet:

@@ -15,7 +15,7 @@ _ROUNDS = 15
 
 
 def array(bench: Bench) -> Iterator[Figure]:
-    """As a variable in, as a variable and as an output out; beside as many bytes in messages of 256 KiB."""
+    """In as a variable, out as a variable and as an output; compared with as many bytes in messages of 256 KiB."""
     sent = np.arange(_BYTES // 8, dtype=np.float64)
     pieces = [bytes(_PIECE_BYTES)] * -(-_BYTES // _PIECE_BYTES)
 

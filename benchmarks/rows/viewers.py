@@ -1,4 +1,4 @@
-"""What viewers of a session cost those who use it."""
+"""The cost of a session's viewers for its users."""
 
 from __future__ import annotations
 

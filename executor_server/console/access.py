@@ -74,7 +74,7 @@ class Access:
         self._browsers: dict[bytes, Browser] = {}
         self._is_secure = url.startswith("https:")
         # Cookies don't know ports: two consoles on one machine must not sign each other out.
-        # With the prefix, browsers take no cookie of this name from a sandbox's page at another host of the domain.
+        # With the prefix, browsers reject a cookie of this name from a sandbox's page at another host of the domain.
         self._cookie = f"{'__Host-' if self._is_secure else ''}executor-console-{url.rpartition(':')[2].strip('/')}"
         self._new_link()
 
@@ -169,13 +169,13 @@ class Guard:
 
     async def _check(self, request: Request, headers: Headers, browser: Browser | None) -> None:
         """Raises HTTPException for a request that is refused."""
-        # A name that an attacker lets lead to this address (DNS rebinding) is none of ours.
+        # An attacker can make a name of their own resolve to this address (DNS rebinding).
         if [host.lower() for host in headers.getlist("host")][:2] not in [[host] for host in self._hosts]:
             raise HTTPException(421, "The console has another name. Open it by the address that it printed.")
         path = request.url.path
         if browser is None and path != SIGN_IN_PATH and not path.startswith(STATIC_PATH):
             raise HTTPException(401, "You are not signed in.")
-        # Pages of other ports and other hosts of the domain, maybe of a sandbox, have the cookie sent, too.
+        # Browsers also send the cookie for pages at other ports and other hosts of the domain, maybe of a sandbox.
         if headers.get("sec-fetch-site") in ("same-site", "cross-site") and headers.get("sec-fetch-mode") != "navigate":
             raise HTTPException(403, _FOREIGN)
         if request.method in ("GET", "HEAD"):

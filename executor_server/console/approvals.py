@@ -73,7 +73,7 @@ def routes(console: Console) -> list[BaseRoute]:
         return console.events(request, end(request.path_params["approval_id"]))
 
     async def end(approval_id: str) -> AsyncGenerator[tuple[str, str], None]:
-        """Says when a request no longer waits."""
+        """Yields an event when a request no longer waits."""
         seen = -1
         while any(each.approval_id == approval_id for each in daemon.approvals):
             seen = await daemon.approvals_changes.after(seen)

@@ -65,7 +65,7 @@ def _row(record: admin_pb.AuditRecord) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Search:
-    """What a page of the log is searched for; empty: everything."""
+    """The filters of a search in the log; an empty one matches everything."""
 
     tenant: str = ""
     session_id: str = ""
@@ -91,9 +91,9 @@ def search_of(query: Mapping[str, str]) -> Search:
 
 
 async def read(daemon: Daemon, search: Search, max_records: int, take: Callable[[admin_pb.AuditRecord], None]) -> int:
-    """Passes the newest records that match to `take`, the oldest first: they are many, and some are large.
+    """Passes the newest matching records to `take`, oldest first; one by one, because some of many may be large.
 
-    Returns the record from which older ones follow; 0 if there are none. Raises DaemonError.
+    Returns the number of the record before which older ones follow; 0 if there are none. Raises DaemonError.
     """
     request = admin_pb.TailAuditRequest(
         tenant=search.tenant,

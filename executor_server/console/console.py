@@ -1,4 +1,4 @@
-"""What every page gets: the daemon, whole pages and parts of pages, and streams of changes.
+"""The parts that all pages share: the daemon, whole pages and parts of pages, and streams of changes.
 
 A page is a module with `routes(console)`, and templates. Every expression of a template is escaped, and passes through
 `text.clean`, so that no template has to remember where a text comes from.
@@ -42,7 +42,7 @@ NAVIGATION = (
     ("/audit", "Audit", "sessions"),
     ("/policy", "Policy", "sessions"),
 )
-"""The pages that every page leads to. One is left out if the daemon refuses its watch: the token lacks a right.
+"""The links on every page. A page is omitted if the daemon refuses its watch, because the token lacks a role.
 
 The watch of sessions needs the role viewer, like the calls of the pages that name it.
 """
@@ -138,8 +138,8 @@ class Console:
     async def _stream(
         self, browser: Browser, sources: Sequence[AsyncIterator[tuple[str, str]]]
     ) -> AsyncGenerator[str, None]:
-        # Each pump waits until its change was taken, and this generator until the reader has taken one: what happens
-        # meanwhile is seen as one change.
+        # Each pump waits until its change is taken, and this generator until the reader has taken one. So all changes
+        # in between are sent as one.
         queue: asyncio.Queue[tuple[str, str]] = asyncio.Queue(1)
         endless = (self._approvals(), self._away(), _end(browser))
         pumps = [asyncio.create_task(self._pump(each, queue)) for each in (*endless, *sources)]

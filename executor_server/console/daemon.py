@@ -1,6 +1,6 @@
 """The connection to the daemon, which all viewers share: one watch of its sessions, one of approvals, one clock.
 
-A watch that ends is started again. Pages read what the watches have left here, and wait on `Changes`.
+A watch that ends is started again. Pages read the results of the watches here, and wait on `Changes`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ REFUSED_RETRY_S = 600.0
 USAGE_AGE_S = 15.0
 """Seconds for which pages share what the tenants have used."""
 ATTENDED_S = 60.0
-"""Seconds after a page was sent for which somebody counts as looking, without an open stream."""
+"""Seconds for which a viewer counts as present after a page was sent, even without an open stream."""
 APPROVALS_WAIT_S = 2.0
-"""Seconds for a page to wait for the first list of requests, when nobody has looked for a while."""
+"""Seconds for a page to wait for the first list of requests, when there was no viewer for a while."""
 MAX_RESPONSE_BYTES = 64 * 1024 * 1024
 MAX_PEM_BYTES = 1024 * 1024
 # The daemon tolerates this ping rate.
@@ -80,13 +80,13 @@ class DaemonError(Exception):
 class Admin:
     """AdminService: `await admin.GetStatus(request)`, `async for message in admin.TailAudit(request)`.
 
-    Raises DaemonError. With another stub it is another service.
+    Raises DaemonError. With another stub it calls another service.
     """
 
     def __init__(
         self, channel: grpc.aio.Channel, address: str, token: Callable[[], str], stub: Any = admin_grpc.AdminServiceStub
     ) -> None:
-        """`token` is called for each call: the file may come later, and change. It may raise DaemonError."""
+        """`token` is called for each call: the file may appear later, and change. It may raise DaemonError."""
         self._stub: Any = stub(channel)
         self._address = address
         self._token = token
@@ -136,7 +136,7 @@ def _translated(error: grpc.aio.AioRpcError, address: str) -> DaemonError:
 
 
 class Changes:
-    """Counts the changes of something, for many who wait for the next one."""
+    """Counts the changes of something, for any number of tasks that wait for the next one."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -157,7 +157,7 @@ class Changes:
 async def again(work: Callable[[], Awaitable[None]], failed: Callable[[DaemonError], float]) -> None:
     """Repeats work that the daemon refused or did not answer, until it ends by itself.
 
-    The waits grow while it fails at once. `failed` gets each error, and returns the fewest seconds to wait.
+    The waits grow while it fails at once. `failed` gets each error, and returns the minimum of seconds to wait.
     """
     wait_s = RETRY_S
     while True:
@@ -181,7 +181,7 @@ class Sample:
 
 
 class Daemon:
-    """What is known of the daemon. Use as an async context manager, which runs the watches."""
+    """The console's knowledge of the daemon. Use as an async context manager, which runs the watches."""
 
     def __init__(self, channel: grpc.aio.Channel, address: str, token: Callable[[], str], *, approves: bool) -> None:
         self._channel = channel
@@ -200,10 +200,10 @@ class Daemon:
         """The last hour, the oldest first."""
         self.samples_changes = Changes()
         self.away_since: float | None = None
-        """When the daemon stopped answering (seconds since the epoch). What is here is from before."""
+        """When the daemon stopped answering (seconds since the epoch). The data here is from before that time."""
         self.away_changes = Changes()
         self.errors: dict[str, DaemonError] = {}
-        """What is missing here, with the daemon's reason: "sessions", "approvals", "status"."""
+        """The watches that fail now ("sessions", "approvals", "status"), with the daemon's reason."""
         self._usage: tuple[float, asyncio.Task[Any]] | None = None
         self._attended_until = 0.0
         self._attended = asyncio.Event()

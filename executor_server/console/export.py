@@ -1,4 +1,4 @@
-"""A session as one HTML file: what is kept of its steps, in the form that `executor replay --html` writes."""
+"""A session as one HTML file: the steps that are still kept, in the form that `executor replay --html` writes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from executor_server.console.step_frames import StepFrames
 from executor_server.console.text import clean
 
 EXPORTS_MAX = 2
-"""Files that are written at a time: images are decoded and written anew."""
+"""Files that are written at a time: images are decoded and encoded again."""
 EXPORT_CHARS_MAX = 64 << 20
 """Characters of a file after which the rest is left out."""
 
@@ -33,7 +33,7 @@ class Export:
         self._begin_s = view.owned.session.create_time.ToMilliseconds() / 1000
 
     async def pieces(self) -> AsyncGenerator[str, None]:
-        """Yields the text of the file. What the daemon refuses is said in it."""
+        """Yields the text of the file. It also reports what the daemon refuses."""
         session = self._view.owned.session
         chars = 0
         about = f"Exported {moment_text(time.time())}."
@@ -66,7 +66,7 @@ class Export:
         yield f"{use.executions:,} executions, {use.cpu_time_s:.1f} s of CPU time"
 
     async def _frames(self) -> AsyncGenerator[Frame, None]:
-        """Yields the frames of what is kept by now."""
+        """Yields the frames of the steps that are kept now."""
         request = admin_pb.FollowSessionRequest(session_id=self._view.owned.session.session_id)
         step: StepFrames | None = None
         number, at_s, has_ended = 0, 0.0, True

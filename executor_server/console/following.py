@@ -1,8 +1,8 @@
 """Follows the sessions that have viewers, once for all viewers of a session.
 
 A `Watch` follows the executions of its session, whose events it writes into the feed, and keeps the panel with the
-session's state up to date. It ends some time after its last viewer has left. What an execution sends is an attacker's:
-texts and their numbers are bounded here before they become HTML, and blobs and values in `step_frames`.
+session's state up to date. It ends some time after its last viewer has left. An attacker may control what an execution
+sends: texts and their number are bounded here before they become HTML, and blobs and values in `step_frames`.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ from executor_server.console.step_frames import PRINTED, StepFrames, frame_html
 WATCHES_MAX = 32
 """Sessions that are followed at a time. Each takes at most 5 MiB."""
 LINGER_S = 30.0
-"""Seconds for which a session is followed at least after its last viewer has left, unless others take its place."""
+"""Least seconds for which a session is followed after its last viewer has left, unless another needs its place."""
 REFRESH_MIN_S = 2.0
 REFRESH_S = 15.0
-"""Seconds between two looks at the processes, ports and connections of a session: at least and at most."""
+"""Seconds between two checks of a session's processes, ports and connections: at least and at most."""
 LAST_STEPS_S = 2.0
 """Seconds for the last steps of a session that has ended to arrive."""
 REFUSED_RETRY_S = 30.0
@@ -51,7 +51,7 @@ _log = structlog.get_logger(__name__)
 
 
 class TooMany(Exception):
-    """So many sessions are followed that no other one can be."""
+    """Too many sessions are followed to add another one."""
 
 
 @dataclass
@@ -300,7 +300,7 @@ class Watch:
                     await asyncio.wait([following], timeout=LAST_STEPS_S)
                 for task in (following, *others):
                     task.cancel()
-        except Exception:  # noqa: BLE001 - it has no other owner that could say so
+        except Exception:  # noqa: BLE001 - no other owner would report it
             _log.exception("following_failed", session_id=self.session_id)
             self._note("The console failed; its log has the reason. Load the page again.")
         finally:
@@ -346,7 +346,7 @@ class Watch:
             self._show()
 
     async def _inspect(self) -> None:
-        """Asks what the table lacks: after changes, and now and then. Each look is audited."""
+        """Requests what the table lacks, after changes and now and then. Each request is audited."""
         daemon = self._daemon
         while True:
             seen, view = daemon.sessions_changes.count, daemon.sessions.get(self.session_id)
@@ -411,7 +411,7 @@ class Watches:
         self._ending: set[asyncio.Task[None]] = set()
 
     def of(self, session_id: str) -> Watch:
-        """Returns the watch of a session, and starts it if nobody has looked lately. Raises TooMany."""
+        """Returns the watch of a session, and starts it if there is none. Raises TooMany."""
         watch = self._watches.get(session_id)
         if watch is None or (watch.is_over and not watch.has_ended):
             if len(self._watches) >= WATCHES_MAX:

@@ -1,6 +1,6 @@
 """Highlights Python on the server: spans with fixed classes, from the standard library's tokenizer.
 
-The code is an attacker's. The tokenizer only reads it, and where it gives up, the rest is shown plain.
+The code is untrusted. The tokenizer only reads it, and where it gives up, the rest is shown plain.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def _styled(text: str) -> Iterator[tuple[str, tuple[int, int], tuple[int, int]]]
                 yield style, found.start, found.end
             before = found.string if found.type in (token.NAME, token.OP) else ""
     except (tokenize.TokenError, SyntaxError, ValueError, RecursionError):
-        return  # the code is no Python, or is cut
+        return  # the code is not Python, or is cut
 
 
 def _name(name: str, before: str) -> str:

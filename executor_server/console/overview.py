@@ -24,7 +24,7 @@ NEWEST = 10
 TENANTS_MAX = 50
 """Tenants on the page, those nearest to a quota first."""
 NEAR = 0.9
-"""The part of a quota from which a tenant needs attention."""
+"""A tenant that has used this share of a quota needs attention."""
 POINTS = 120
 """Points of a sparkline, an hour wide."""
 HEIGHT = 32
@@ -185,7 +185,7 @@ def _notices(
 
 
 def _running(console: Console) -> Counter[str]:
-    """The sessions of each tenant: newer than the usage, which is asked for less often."""
+    """Counts the sessions of each tenant. This is newer than the usage, which is requested less often."""
     return Counter(view.owned.tenant for view in console.daemon.sessions.values() if not view.HasField("end_time"))
 
 

@@ -39,7 +39,7 @@ class Meter:
 
 @dataclass(frozen=True)
 class Inspected:
-    """What the daemon says of a session beyond the table."""
+    """The daemon's answers about a session that the table lacks."""
 
     session: admin_pb.InspectSessionResponse
     network: admin_pb.GetSessionNetworkResponse | None
@@ -60,7 +60,7 @@ def html(
     inspected: Inspected | None,
     approvals: Sequence[admin_pb.Approval],
 ) -> str:
-    """Returns the panel. `inspected` is what is known besides; `approvals` are those that wait, of all sessions."""
+    """Returns the panel. `inspected` has what `view` lacks; `approvals` are the waiting ones of all sessions."""
     if inspected is None or view.HasField("end_time"):
         inspected = Inspected(admin_pb.InspectSessionResponse(), None)
     session, network = view.owned.session, inspected.network

@@ -1,7 +1,7 @@
 """Images of sandboxes as a browser may get them: checked PNG and JPEG files, held for a while.
 
-An image is only passed on if its header is whole and its size within bounds, and then without its metadata. SVG, and
-whatever else claims to be an image, is refused.
+An image is only passed on if its header is whole and its size within bounds, and then without its metadata. SVG and all
+other formats are refused.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from executor_api.values.image_files import UnfitImage
 from executor_client._core.images import read_image
 
 HELD_BYTES_MAX = 128 << 20
-"""Bytes of all images; the one that was shown the longest time ago goes first."""
+"""Bytes of all images; the least recently shown one is dropped first."""
 IMAGE_BYTES_MAX = 16 << 20
 PIXELS_MAX = 25_000_000
 """Pixels of one image: a browser takes four bytes for each."""

@@ -1,4 +1,4 @@
-"""The change of the policy that grants for good what somebody approves: keys to paste into its file.
+"""The change of the policy that grants an approved request for good: keys to paste into its file.
 
 `allowed` and `default` replace what they inherit, and an entry of `ask` that is granted anyway is an error. So the keys
 are written with the entries that they have now, as far as the text of the policy is known.
@@ -66,7 +66,7 @@ def policy_change(approval: admin_pb.Approval, policy: str = "") -> PolicyChange
 
 
 def _is_meant(subject: str, entry: str, granted: Sequence[str]) -> bool:
-    """True if an entry of `ask` has nothing left to ask for with the last one of `granted`."""
+    """True if the last one of `granted` leaves an entry of `ask` nothing to ask for."""
     if subject == "packages":
         return entry != "*" and _package(entry) == _package(granted[-1])
     if subject == "imports":
@@ -80,7 +80,7 @@ def _package(requirement: str) -> str:
 
 
 def _inherited(profiles: Mapping[str, Any], name: str, path: Sequence[str]) -> list[str] | None:
-    """Returns a list that a profile has or inherits; None if none writes it. The policy is valid: it has no circle."""
+    """Returns a list that a profile has or inherits; None if none has it. The policy is valid, so it has no cycle."""
     while (profile := profiles.get(name)) is not None:
         value: Any = profile
         for part in path:

@@ -1,7 +1,7 @@
 """Recordings: those that the daemon made, and files from elsewhere, shown step by step with their times.
 
-A recording is a hostile file. Its bounds and hashes are checked before anything is shown; one is read at a time, in a
-thread, and nothing of it is kept but its images for a while.
+A recording is a hostile file. Its bounds and hashes are checked before anything is shown. One is read at a time, in a
+thread, and only its images are kept, for a while.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ class Group:
 
 
 class Groups:
-    """Groups the refusals in records of the audit log, which are added from the oldest on."""
+    """Groups the refusals in records of the audit log, which are added oldest first."""
 
     def __init__(self, profiles: Mapping[str, str]) -> None:
         """`profiles`: of sessions, by id, as far as they are known."""

@@ -107,7 +107,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
 
 
 def _announce(link: str) -> None:
-    """Tells people, and programs that wait, that the console is there."""
+    """Prints the link, for people and for programs that wait until the console is there."""
     sys.stdout.write(
         f"executor-server console: open {link} (works once; `executor-server console --link` prints another)\n"
     )

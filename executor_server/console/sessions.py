@@ -24,14 +24,14 @@ FILTER_CHARS_MAX = 256
 SUGGESTIONS_MAX = 200
 """Tenants, and images, that the fields suggest."""
 STATES = ("running", "idle", "busy", "paused", "lost", "ended")
-"""What may be chosen; "running" has not ended."""
+"""The choices of the filter; "running" means not ended."""
 TABLES_MAX = 64
 """Rendered tables that are kept for other viewers."""
 
 
 @dataclass(frozen=True)
 class Filter:
-    """What to show. Empty: all."""
+    """The filters of the list; an empty one matches all sessions."""
 
     tenant: str = ""
     image: str = ""
@@ -57,7 +57,7 @@ class Filter:
 
     @property
     def query(self) -> str:
-        """The same as the query of an address."""
+        """The filter as the query of a URL."""
         return urlencode({name: value for name, value in asdict(self).items() if value})
 
     def shows(self, view: admin_pb.SessionView) -> bool:
@@ -79,7 +79,7 @@ class Filter:
 
 
 def state_of(view: admin_pb.SessionView) -> str:
-    """Returns a word of STATES, or the number of a state that this version does not know."""
+    """Returns one of STATES, or the number of a state that this version does not know."""
     if view.HasField("end_time"):
         return "ended"
     return enum_text(pb.SessionState, view.owned.session.state, "SESSION_STATE_")

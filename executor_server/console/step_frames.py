@@ -1,7 +1,7 @@
 """The messages about one execution as frames: for the page of its session, and for the file that it is exported to.
 
-What an execution sends is an attacker's: blobs, values and their numbers are bounded here. Where the profile does not
-show contents, the frames say what happened without them.
+An attacker may control what an execution sends: blobs, values and their number are bounded here. If the profile does
+not show contents, the frames report what happened without them.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class NotShown(Exception):
 
 @dataclass
 class Blobs:
-    """Blobs that arrive in pieces. One that does not fit is given up."""
+    """Blobs that arrive in pieces. The oldest are dropped when they exceed the bounds."""
 
     data: OrderedDict[str, bytearray] = field(default_factory=OrderedDict)
     size_bytes: int = 0

@@ -82,7 +82,7 @@ _log = structlog.get_logger(__name__)
 def serve(config: Config, owner_pid: int | None = None) -> None:
     """Runs the daemon until a signal stops it. Raises ConfigError, StateDirError, AddressError, SandboxFailure.
 
-    With an owner, a parent process, it ends with that, and removes its state directory.
+    With an owner, a parent process, the daemon ends when the owner does, and removes its state directory.
     """
     logs.configure(config.log.level, config.log.format)
     _keep_freed_memory()
@@ -140,7 +140,7 @@ async def _serve(config: Config, owner_pid: int | None) -> None:
 
 @dataclass(frozen=True)
 class _Daemon:
-    """The parts that the running daemon still speaks to."""
+    """The parts that the running daemon still uses."""
 
     own_state: StateDir
     policies: PolicyStore
@@ -156,8 +156,8 @@ class _Daemon:
 async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     """Builds and starts the parts from the bottom up.
 
-    Sessions of an earlier daemon end with this one, so all that can be wrong with the configuration is found before
-    they are recovered: reading it, the tokens, the backend's host, the audit log, the addresses.
+    Recovered sessions of an earlier daemon would end if this one failed. So all that can be wrong with the
+    configuration is found before: reading it, the tokens, the backend's host, the audit log, the addresses.
     """
     settings = server_settings(config)
     own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
@@ -297,7 +297,7 @@ def _bind(stack: AsyncExitStack, parts: Parts, control: Control, node: Node | No
     """Opens the listeners: for clients, or on a node for its front. Raises AddressError."""
     if control.watchers.trail is not None:
         stack.callback(control.watchers.trail.daemon_stopped)
-    # The sessions end before the server does: their executions end as cancelled, and the callers still hear of it.
+    # The sessions end before the server does: their executions end as cancelled, and the callers still receive that.
     if node is not None:
         node_server = node.bind(stack, parts)
         stack.push_async_callback(parts.sessions.close)
@@ -353,7 +353,7 @@ def _follow_policy(
         pool.keep_ready(policy.warm_sandboxes(config.pool))
         egress.follow(policy)
         sessions.follow(policy)
-        sessions.renew_windows()  # the quotas may be others
+        sessions.renew_windows()  # the quotas may have changed
 
     control.listeners.on_change(follow)
     follow(control.policies.current)

@@ -17,7 +17,7 @@ _log = structlog.get_logger(__name__)
 
 
 class EgressOwner:
-    """Owns the service. A daemon that grants no network has none of its parts but this object."""
+    """Owns the service. If the policy grants no network, only this object exists."""
 
     def __init__(self, config: Config, own_state: StateDir) -> None:
         self.service = EgressService(_settings(config), own_state.egress_path)
@@ -39,7 +39,7 @@ class EgressOwner:
         await self.service.close()
 
     def bundle(self) -> Path:
-        """Returns the certificate authorities for sandboxes, for a backend. Raises SandboxFailure."""
+        """Returns the CA bundle that a backend puts into its sandboxes. Raises SandboxFailure."""
         try:
             return self.service.ca_bundle
         except EgressError as error:
@@ -48,8 +48,8 @@ class EgressOwner:
     def follow(self, policy: Policy) -> None:
         """Starts the process for a policy that grants a network, so that its first session need not wait for it.
 
-        In the background: sessions of an earlier daemon that wait for it lose nothing, those without a network need
-        none, and where it can't be started each session that needs it says so.
+        It starts in the background: sessions of an earlier daemon that wait for it lose nothing, sessions without a
+        network don't need it, and if it can't be started, each session that needs it reports that.
         """
         if policy.grants_network and (self._preparing is None or self._preparing.done()):
             self._preparing = asyncio.get_running_loop().create_task(self._prepare())
@@ -61,7 +61,7 @@ class EgressOwner:
             _log.error("egress_proxy_not_ready", error=str(error))
 
     async def reload(self) -> None:
-        """Reads the secrets again. Raises ConfigError; then those before stay in use."""
+        """Reads the secrets again. Raises ConfigError; then the earlier ones stay in use."""
         try:
             await self.service.reload_secrets()
         except EgressError as error:
@@ -80,7 +80,7 @@ class EgressOwner:
 
 
 async def network_finding(config: Config) -> HostFinding:
-    """Says if programs in sandboxes of this host get a connection through the proxy."""
+    """Reports whether programs in sandboxes of this host can connect through the proxy."""
     try:
         address = await try_connection(_settings(config))
     except EgressError as error:

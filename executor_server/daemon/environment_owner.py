@@ -38,7 +38,7 @@ class EnvironmentOwner:
         self.service = EnvironmentService(section.directory_in(config.server.state_dir), settings)
 
     def build_in(self, backends: Sequence[Backend], egress: Egress, egress_bundle: Callable[[], Path]) -> None:
-        """Sets whose build sandboxes environments are made in, and their way out. To be called before `start`."""
+        """Sets the backends whose build sandboxes make environments, and their egress. Call it before `start`."""
         by_name: dict[str, object] = {backend.name: backend for backend in backends}
 
         def slot(target: Target) -> BuildSlot:

@@ -30,7 +30,7 @@ async def packages_finding(config: Config) -> HostFinding:
 
 
 class HelperBuildSandboxes:
-    """Implements `Build sandboxes` by a local backend of its own, started with the first build sandbox."""
+    """Implements `BuildSandboxes` by a local backend of its own, started with the first build sandbox."""
 
     image = "base"  # the daemon's own Python
 

@@ -1,4 +1,4 @@
-"""Bodies of requests that are read whole."""
+"""Reads whole bodies of requests."""
 
 from __future__ import annotations
 

@@ -74,7 +74,7 @@ def has_too_many_values(text: bytes | bytearray) -> bool:
     if text.count(b",") <= JSON_VALUES_MAX:
         return False
     marks = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    # Two adjacent quotes are an empty string, or an end and a beginning. To drop them moves no comma into a string.
+    # Two adjacent quotes are an empty string, or an end and a beginning. Dropping them moves no comma into a string.
     return sum(part.count(b",") for part in marks.replace(b'""', b"").split(b'"')[::2]) > JSON_VALUES_MAX
 
 

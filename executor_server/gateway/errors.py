@@ -43,7 +43,7 @@ _WITHOUT_DAEMON = {
     Code.CANCELED: "the call was cancelled",
     Code.DEADLINE_EXCEEDED: "the call took longer than its connect-timeout-ms",
 }
-# The first of an error's classes that is here counts.
+# The first class of an error, in the order of its MRO, that is listed here decides.
 _CLIENT_CODES: Mapping[type, Code] = {
     client_errors.FileNotFound: Code.NOT_FOUND,
     client_errors.FileExists: Code.ALREADY_EXISTS,

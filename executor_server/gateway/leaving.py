@@ -1,6 +1,6 @@
 """Ends the work for a request when its client leaves.
 
-An ASGI server only tells an application that still reads. Most don't: they have read the request, and wait.
+An ASGI server reports that only to an application that still reads. Most don't: they have read the request, and wait.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class EndsWithClient:
 
         async def watched_send(message: Message) -> None:
             nonlocal answered
-            # The server reports the end of an answer as it reports that of a connection.
+            # The server reports the end of an answer and the end of a connection in the same way.
             answered = answered or (message["type"] == "http.response.body" and not message.get("more_body", False))
             if answered and task.cancelling():
                 # connectrpc ends the stream of a cancelled call as if it were whole. It has to look cut.

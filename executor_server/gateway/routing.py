@@ -127,7 +127,7 @@ class Router:
         if target is not None and not (target.port == ENVD_PORT and first in _REST):
             _target.set(target)
             return self._applications.ports.get(target.port, self._applications.other_ports)
-        if scope["path"] == "/files":  # a signed URL without a sandbox's host: the signature tells which one
+        if scope["path"] == "/files":  # a signed URL without a sandbox's host: the signature identifies it
             _target.set(Target("", ENVD_PORT))
             return self._applications.ports[ENVD_PORT]
         return self._applications.rest if first in _REST else self._applications.connect

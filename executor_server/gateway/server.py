@@ -69,7 +69,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
 
 
 def _announce(url: str, daemon: str) -> None:
-    """Tells people, and programs that wait, that the socket accepts connections."""
+    """Reports to people and to waiting programs that the socket accepts connections."""
     sys.stdout.write(f"executor-server gateway listens on {url}\n")
     sys.stdout.flush()
     if daemon.startswith("unix:") and not _accepts(daemon.removeprefix("unix:")):

@@ -1,4 +1,4 @@
-"""What the gateway and the console share as processes that serve HTTP.
+"""The parts that the gateway and the console share as processes that serve HTTP.
 
 `process.py` starts, serves and stops; `idle.py` closes connections without requests. It must not know what is served.
 """

@@ -1,8 +1,8 @@
-"""Closes connections without requests, so that nobody can keep the places of all others.
+"""Closes connections without requests, so that no client can use up all connections.
 
 granian limits the time for the head of a request of HTTP/1.1. It waits for ever for the first bytes of a connection
 that may become HTTP/2, for a handshake of TLS, and for requests on a connection of HTTP/2. It has no list of its
-connections either. The kernel has: they are sockets of this process whose own port is the one that the server
+connections either. The kernel has one: they are sockets of this process whose own port is the one that the server
 listens on. Applications report which of them have requests. A request ends there once its answer is in buffers, so a
 late connection stays while its peer still reads.
 """
@@ -73,7 +73,7 @@ class IdleConnections:
 
 
 def _scan(port: int, late: Mapping[Peer, int]) -> dict[Peer, int]:
-    """Shuts down late ones of this process's connections to its port, unless they read more than the given bytes.
+    """Shuts down late connections to this process's port, unless the peer has received more than the given bytes.
 
     Returns the peers of the others, with the bytes that late ones have received.
     """
@@ -106,4 +106,4 @@ def _peer(host: str, port: int | str) -> Peer:
     """Returns one form of an address: for a listener of both versions, IPv4 ones can be written as IPv6."""
     address = ip_address(host.partition("%")[0])
     mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
-    return str(mapped or address), int(port)  # granian's is a text
+    return str(mapped or address), int(port)  # granian passes a string

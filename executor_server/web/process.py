@@ -130,6 +130,6 @@ def daemon_address(config: Config, section: Section) -> str:
 
 
 def daemon_needs_tls(section: Section, daemon: str) -> bool:
-    """True unless the daemon is on this machine; there, too, with a CA in the configuration. Raises AddressError."""
+    """True if the daemon is on another machine, or the configuration has a CA for it. Raises AddressError."""
     found = addresses.parse(daemon)
     return section.daemon_tls_ca is not None or not (isinstance(found, UnixAddress) or found.is_loopback)

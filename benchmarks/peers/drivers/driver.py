@@ -24,7 +24,7 @@ LINES = 1_000
 LINES_PROGRAM = f"for number in range({LINES}):\n    print('line', number)"
 MOVED_BYTES = 10_000_000
 NETWORK = os.environ.get("BENCH_NETWORK", "")
-"""The name of a network of the Engine's, for a container that is spoken to over a port."""
+"""The name of a network of the Engine's, for a container that is reached over a port."""
 
 _CLIENTS = 4
 _CROWD = 4
@@ -38,7 +38,7 @@ class Cannot(Exception):
 
 
 class Sandbox(ABC):
-    """One of a peer's: an executor, a session, a kernel."""
+    """A sandbox of a peer: an executor, a session, a kernel."""
 
     @abstractmethod
     def add(self) -> None:
@@ -58,7 +58,7 @@ class Sandbox(ABC):
     streams = True
     """False when all output comes at the end."""
     container = ""
-    """The Engine's name for what it is in."""
+    """The Engine's name for its container."""
 
 
 class Peer(ABC):
@@ -76,7 +76,7 @@ class Peer(ABC):
         raise Cannot("it has no pool")
 
     def usual(self) -> Sandbox:
-        """One as a program that makes many gets it."""
+        """One as a program gets it that makes many."""
         return self.cold()
 
     def close(self) -> None:
@@ -86,7 +86,7 @@ class Peer(ABC):
 def serve(make: Callable[[], Peer]) -> None:
     """Answers requests until there are none."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # a peer may print, and that is no answer
+    os.dup2(2, 1)  # a peer may print, which must not mix with answers
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with ExitStack() as stack:
         rows = _Rows(stack.enter_context(closing(make())), stack)
@@ -123,7 +123,7 @@ class _Rows:
         }[row](count)
 
     def drop(self) -> None:
-        """Has the next row begin with a sandbox of its own."""
+        """Closes the kept sandbox, so that the next row begins with a new one."""
         kept, self._kept = self._kept, None
         if kept is not None:
             kept.close()
@@ -169,7 +169,7 @@ class _Rows:
             return {"lives, 4 clients": [len(lives) / (time.perf_counter() - began)]}
 
     def _memory(self, count: int) -> dict[str, list[float]]:
-        """Growth of this process, of all below it, and of the Engine's for it, by each of four that are used once."""
+        """Growth per sandbox, with four that are used once: of this process, of all below it, and of the Engine's."""
         sizes = []
         _life_ms(self._peer.cold)  # the first may start what is kept for all of them
         for _ in range(count):

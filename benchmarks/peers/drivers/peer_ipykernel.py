@@ -33,7 +33,7 @@ class _Sandbox(driver.Sandbox):
         assert "".join(seen).count("\n") == driver.LINES
 
     def move(self) -> None:
-        """As text in the code and in the value, since the protocol carries nothing else of a program's."""
+        """As text in the code and in the value, since the protocol carries no other data of a program."""
         self._run(f"import base64; sent = base64.b64decode('{base64.b64encode(self._sent).decode()}')")
         output = self._run("base64.b64encode(sent).decode()")
         assert base64.b64decode(output["text/plain"].strip("'")) == self._sent

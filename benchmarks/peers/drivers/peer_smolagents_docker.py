@@ -1,4 +1,4 @@
-"""smolagents' DockerExecutor on a Jupyter image that is made ahead: the one that it builds itself takes a registry."""
+"""smolagents' DockerExecutor on a prebuilt Jupyter image: to build its own, it needs a registry."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class _Sandbox(driver.Sandbox):
         self._executor = DockerExecutor(
             [],
             AgentLogger(level=LogLevel.OFF),
-            # A variable that is no JSON takes it; it has the client unpickle what comes out, too.
+            # Needed for variables that are not JSON; with it the client also unpickles what comes out.
             allow_pickle=True,
             port=_free_port(),
             image_name=_IMAGE,

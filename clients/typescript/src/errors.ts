@@ -1,5 +1,5 @@
 /**
- * The errors of the client. A program that fails is no error but a `Result` with its outcome.
+ * The errors of the client. A program that fails is not an error: it has a `Result` with its outcome.
  *
  * `reason` is from the closed list of docs/protocol.md; `code` is the Connect code.
  */

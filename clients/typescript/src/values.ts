@@ -26,7 +26,7 @@ const SHOWN_PARTS_MAX = 10;
 /** Hexadecimal digits of an integer. Python does not write longer ones in decimal; JavaScript is slow with them. */
 const INT_DIGITS_MAX = 3_571;
 const BARE_INT_MAX = (1n << 63n) - 1n;
-/** Keys of Maps and Sets whose hashes a sender can make equal. So many take a second at worst. */
+/** Keys of Maps and Sets whose hashes a sender can make equal. This number takes a second at worst. */
 const CHOSEN_KEYS_MAX = 10_000;
 
 /** A value without a form in JavaScript: its Python type, the text that `print` shows, and sometimes more. */

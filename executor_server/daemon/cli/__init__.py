@@ -60,7 +60,8 @@ class _Unloaded(click.Command):
 class _Main(click.Group):
     """Imports the late groups when they are used.
 
-    They need structlog and the models of the policy file: as much CPU time as all else that `--help` imports.
+    They import structlog and the models of the policy file, which takes as much CPU time as all other imports of
+    `--help`.
     """
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:

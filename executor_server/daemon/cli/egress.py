@@ -129,7 +129,7 @@ def _checked(target: Target, tenant: str, policy: Policy, explanation: Explanati
 
 
 def _rule(target: Target, summary: PolicySummary) -> str:
-    """The policy's own pattern: a session that asks for a host has the pattern that it asked for."""
+    """Returns the pattern in the policy; the rules of a session have the pattern that it asked for instead."""
     network = summary.network
     for patterns, key in (
         (network.default, "default, for every session"),

@@ -1,4 +1,4 @@
-"""`executor-server env`: the environments of packages that a running daemon has made, and the room that they take.
+"""`executor-server env`: the environments of packages that a running daemon has made, and the disk space they take.
 
 The options that say where the daemon is, and the exit codes, are those of `executor-server admin`.
 """

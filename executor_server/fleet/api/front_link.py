@@ -36,7 +36,7 @@ HELLO_TIME_S = 30.0
 RETRY_S = 0.5
 """Longest time between two attempts to link; the first one after a link is immediate."""
 MAX_WRONG_RETRIES = 20
-"""Limit of the growing wait after a wrong message, as a multiple of the first wait. Reading such messages costs the front time."""
+"""Limit of the growing wait after a wrong message, in first waits: reading such messages costs the front time."""
 CONTROL_AGAIN_S = 10.0
 """Seconds after which a control is sent again if it is not in force yet."""
 REFUSED_TEXT = "the configuration refuses it (fleet.refused_nodes)"

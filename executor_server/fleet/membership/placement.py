@@ -5,8 +5,8 @@ in force, can make such sandboxes now, and has a free place; creations under way
 in sets from which one is drawn in constant time, and each report of a node updates its own entries only.
 
 Candidates with a warm sandbox of the wanted kind come first. Three are drawn at random, and the one with the lowest
-score is taken. Reports are always a little old: if the best node of all were taken, all creations of half a second
-would go to the same node.
+score is taken. Reports are always a little old: if the best of all nodes were taken, all creations of half a second
+would go to it.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ CREATION_WEIGHT = 1 / 16
 """Weight of a creation under way. It is work, and the node's load, an average of a minute, does not show it yet."""
 MAX_LOAD = 4.0
 """A higher load counts as this one, so that a machine that computes a lot is not worse than one that is full."""
-# Draws that may miss, because a candidate was tried already or lacks a label, before all are looked at.
+# Draws before all candidates are compared. A draw misses if the candidate was tried already or lacks a label.
 _MAX_DRAWS = 12
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Properties that a session needs of its node. `kind`: the warm sandbox that would do; None: no warm one would."""
+    """Properties that a session needs of its node. `kind`: the warm sandbox that fits; None: no warm one does."""
 
     backends: tuple[str, ...] = ()  # in order of preference; empty: any
     image: str = ""
@@ -43,8 +43,8 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Nowhere:
-    """The reason for which there is no node: those with all else are full (`is_full`), or none has it. The lists say
-    what there is."""
+    """Why there is no node: all nodes that have what is wanted are full (`is_full`), or none has it. The lists name
+    what is available."""
 
     is_full: bool
     nodes: int  # all that are linked
@@ -92,7 +92,7 @@ K = TypeVar("K", Key, WarmKind)
 
 
 class Placement:
-    """Keeps the candidates up to date with `Members`. `fingerprint`: of the control that a candidate has in force."""
+    """Keeps the candidates up to date with `Members`."""
 
     def __init__(self, members: Members, draws: random.Random | None = None) -> None:
         self._members = members
@@ -200,7 +200,7 @@ class Placement:
         return min(few, key=score, default=None)
 
     def _one_of(self, candidates: list[Drawable], total: int) -> Drawable:
-        """Draws a set, each as often as it has elements."""
+        """Draws one of the sets, in proportion to their sizes."""
         index = int(self._draws.random() * total)
         for each in candidates:
             index -= len(each)
@@ -210,7 +210,7 @@ class Placement:
 
 
 def score(member: KnownNode) -> float:
-    """Returns how busy a node is: the part of its places that is taken, the creations under way, and its load."""
+    """Returns how busy a node is: the share of its places in use, the creations under way, and its load."""
     report = member.report
     assert report is not None
     taken = member.used / max(1, report.max_sessions)

@@ -21,7 +21,7 @@ from executor_server.policy.quotas import Window, check_capacity, check_number, 
 
 SESSION_RETRY_S = 2.0
 _WINDOW_PARTS, _PART_S = 60, 1.0
-# Tenants whose creations are counted; those that have made none within a minute are dropped before.
+# Tenants whose creations are counted; when there are more, those without a creation within a minute are dropped.
 _MAX_WINDOWS = 1024
 
 
@@ -136,7 +136,7 @@ class Reservations:
         self._sessions.end(creation)
 
     def _is_current(self, creation: Creation) -> bool:
-        """True when the node that was asked last is not lost, nor begun again."""
+        """True when the node that was asked last is neither lost nor in another epoch."""
         member = self._members.get(creation.node)
         if member is None:
             return False

@@ -88,7 +88,7 @@ class SessionIndex:
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def add(self, session: KnownSession) -> KnownSession | None:
-        """Adds or replaces a session. Returns another one, of another node, that the same request has made."""
+        """Adds or replaces a session. Returns the session that the same request has made on another node, if any."""
         self.remove(session.session_id)
         self._sessions[session.session_id] = session
         nodes = self._nodes.setdefault(session.tenant, {})
@@ -140,7 +140,7 @@ class SessionIndex:
         self._count(creation.tenant)
 
     def place(self, creation: Creation, node: str, epoch: int) -> None:
-        """Notes the next node to ask; it counts again if its session for the request is lost."""
+        """Notes the next node to ask. The creation counts again if the session of its request is lost."""
         creation.node, creation.epoch = node, epoch
         if not creation.is_counted and creation.request not in self._by_request:
             creation.is_counted = True

@@ -16,8 +16,8 @@ MAX_TIME_S = 600.0
 class NodeRefused(PreconditionFailed):
     """A link or a message on it is refused, and the link ends. The message gives the reason, for people.
 
-    `is_stale`: what the node had was reported lost; a link whose hello says so ends that. `is_superseded`: the node
-    obeys another process with this front's identity.
+    `is_stale`: the node's sessions were reported lost; it ends them when the hello of the next link says so.
+    `is_superseded`: the node obeys another process with this front's identity.
     """
 
     def __init__(self, message: str, *, is_stale: bool = False, is_superseded: bool = False) -> None:
@@ -43,5 +43,5 @@ class Timing:
 
 
 def lease_clock() -> float:
-    """Returns seconds that no change of the date affects, and that go on while the machine is suspended."""
+    """Returns the seconds of a clock that ignores changes of the date and runs on while the machine is suspended."""
     return time.clock_gettime(time.CLOCK_BOOTTIME)

@@ -9,8 +9,8 @@ holds its tenants to the whole quota by itself. The front checks each execution 
   executions of an earlier front a call may repeat one, so there the front counts only its own: at most the quota again.
 
 Traffic moves without a call that the front could refuse. So the front's answer to a report says how much egress a
-tenant may use on that node: its use there, and an even part of what is left of its quota. The quota can be exceeded by
-what the nodes move between two reports.
+tenant may use on that node: its use there, and an equal share of the rest of its quota. The quota can be exceeded by
+the traffic between two reports.
 
 The use of a lost node counts for one more hour, or until the node reports again.
 """
@@ -88,7 +88,7 @@ class FleetUsage:
         self._lost_s: dict[str, float] = {}  # by node
 
     def reported(self, node: str, tenants: Mapping[str, TenantUse]) -> dict[str, int]:
-        """Takes the use that a report has. Returns the bytes of egress that each tenant may use on the node."""
+        """Takes the use in a report. Returns the bytes of egress that each tenant may use on the node."""
         self._lost_s.pop(node, None)
         is_first = node not in self._reports
         reports = self._reports[node] = self._reports.get(node, 0) + 1
@@ -147,8 +147,8 @@ class FleetUsage:
     def executing(self, tenant: str, node: str, execution: Execution) -> Iterator[_Call]:
         """Counts an execution that the block passes on to a node. Raises ResourceExhausted.
 
-        It ends with the block. Where that raises, it may run on, and counts while the node reports it, unless the block
-        has set `is_over`.
+        The execution ends with the block. If the block raises without setting `is_over`, the execution may run on, and
+        counts while the node reports it.
         """
         here = self._on(tenant, node)
         call = here.calls.get(execution)

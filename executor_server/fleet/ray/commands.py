@@ -37,7 +37,7 @@ class Plan:
     address: str | None = None
     nodes: int = 1
     front_directory: Path | None = None
-    """On storage that all machines share: the front may run on any of them then."""
+    """On storage that all machines share; then the front may run on any of them."""
     selector: Mapping[str, str] | None = None
 
 
@@ -51,8 +51,7 @@ def require_ray() -> None:
 def up(plan: Plan, say: Say) -> dict[str, Any]:
     """Makes the fleet and waits until its nodes serve; returns the front's status.
 
-    Where a cluster of its own was started for it and something fails, nothing of it is left. Raises FleetError,
-    ConfigError.
+    If it has started a cluster and then fails, nothing of the cluster is left. Raises FleetError, ConfigError.
     """
     require_ray()
     check_config(plan.config)

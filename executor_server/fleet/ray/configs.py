@@ -1,4 +1,4 @@
-"""The configurations of the front and the nodes of a fleet on Ray, made of one that the operator gives for all.
+"""The configurations of the front and the nodes of a fleet on Ray, derived from the operator's one configuration.
 
 Its sections apply to both, with three exceptions: the listeners and tokens for clients, the policy and the state key
 are the front's; addresses and the state directory are chosen here; of [fleet] each gets the keys of its role.
@@ -17,8 +17,8 @@ from executor_server.fleet.ray.processes import write_whole
 
 LINK_PORT = 50061
 FENCE_S = 60.0
-"""Seconds of `fleet.fence_s` where the configuration has none: nodes end their sandboxes when no front comes back in
-them, and a loaded Ray took up to 36 s to start one again (docs/performance.md)."""
+"""`fleet.fence_s` if the configuration has none. Nodes end their sandboxes when no front comes back in this time, and
+a loaded Ray took up to 36 s to start one again (docs/performance.md)."""
 
 _OF_A_NODE = ("listen", "labels")
 _OF_A_FRONT = ("nodes", "dns", "nodes_file", "park_s")
@@ -75,7 +75,7 @@ def write_node_config(files: NodeFiles, text: str, host: str, labels: Mapping[st
 def _sections(text: str) -> dict[str, Any]:
     sections = parse_toml(text.encode(), "configuration of the fleet")
     fleet = sections.get("fleet", {})
-    # From here on the tables have the right shape. [fleet] has keys of both roles: each is checked with its role.
+    # This also checks the shape of the tables. [fleet] has keys of both roles: each is checked with its role.
     validated(Config, {**sections, "fleet": {} if isinstance(fleet, dict) else fleet})
     return {**sections, "server": sections.get("server", {}), "fleet": {"fence_s": FENCE_S, **fleet}}
 
@@ -92,7 +92,7 @@ def _written(daemon: OwnDaemon, sections: Mapping[str, Any]) -> Config:
 
 
 def _kept(before: str | None, host: str) -> str:
-    """Returns the address of before, where the machine has the same host still; else one that nothing listens at."""
+    """Returns the previous address if the machine still has its host; else one with a free port."""
     text = f"[{host}]" if ":" in host else host
     if before is not None and before.rpartition(":")[0] == text:
         return before

@@ -18,7 +18,7 @@ from executor_server.fleet.ray.processes import ProcessIdentity, held, read_pid_
 START_TIME_S = 60.0
 """Seconds for the process to exist; a loaded machine takes seconds to start a Python."""
 STOP_TIME_S = 40.0
-"""Seconds in which a daemon that was asked twice to stop must have ended; after them it is killed."""
+"""Seconds for a daemon to end after the second request to stop; then it is killed."""
 HURRY_AFTER_S = 5.0
 """Seconds until the second request, after which it does not wait for executions any more."""
 LOG_TAIL_BYTES = 4000

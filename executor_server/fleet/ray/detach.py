@@ -21,7 +21,7 @@ from executor_server.fleet.ray.processes import held, identity_of, read_pid_file
 MAX_LOG_BYTES = 64 * 1024 * 1024
 """Bytes of a log after which it is moved to NAME.1 when the command is started the next time."""
 MAX_PROBLEM_BYTES = 1000
-# Ray sets these for its workers; a daemon and its sandboxes are none.
+# Ray sets these for its workers; a daemon and its sandboxes must not inherit them.
 _OF_RAY = ("RAY_", "OMP_NUM_THREADS", "PYTHONBREAKPOINT", "SPT_NOENV")
 
 
@@ -50,7 +50,7 @@ def _start(pid_file: Path, log_file: Path, command: list[str]) -> int:
             os._exit(127)
     os.close(writing)
     with os.fdopen(reading, "rb") as pipe:
-        # It ends with the start of the command, since no descriptor is inherited.
+        # The pipe ends when the command starts, which does not inherit its descriptor.
         if problem := pipe.read():
             raise SystemExit(problem.decode())
     return pid
@@ -74,7 +74,7 @@ def _become(pid_file: Path, log_file: Path, command: list[str]) -> None:
 
 
 def _leave_ray() -> None:
-    """Takes back what Ray does to its workers: they are the first to go when memory is short, and run at nice 15."""
+    """Undoes Ray's settings of its workers: they are killed first when memory is short, and they run at nice 15."""
     with suppress(PermissionError):
         Path("/proc/self/oom_score_adj").write_text("0")
     # Without the right the daemon keeps Ray's niceness, as docs/fleet.md says; RAY_worker_niceness=0 avoids it.

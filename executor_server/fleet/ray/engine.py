@@ -1,4 +1,4 @@
-"""The calls of Ray that a fleet needs; the rest of the package knows Ray by these."""
+"""The calls of Ray that a fleet needs; the rest of the package uses Ray only through them."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class RayNode:
 
 
 class Engine:
-    """Ray, as a process sees it that is a driver or an actor. Raises EngineError."""
+    """Ray, as a driver or an actor sees it. Raises EngineError."""
 
     def nodes(self) -> list[RayNode]:
         """Returns Ray's nodes that run and offer our resource."""

@@ -1,6 +1,7 @@
 """The actor of the front: keeps the front's daemon running, and an actor on each of Ray's nodes.
 
-There is one in a fleet, by its name in Ray. Its end leaves the front running; the one that Ray starts next adopts it.
+A fleet has one such actor, since Ray knows it by a name. When it ends, the front keeps running, and the actor that Ray
+starts next adopts the front.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ class FrontSettings:
     """The actor's argument. Ray's head keeps it, and all of the cluster can read it: no secrets."""
 
     directory: str
-    """The fleet's, on each machine."""
+    """The fleet's directory on each machine."""
     front_directory: str
     config: str
     selector: Mapping[str, str]
@@ -58,7 +59,8 @@ class FrontSettings:
 
 @dataclass
 class Scaling:
-    """Takes the time as an argument. Its answer is a total: Ray's autoscaler counts the nodes that are there too."""
+    """Decides how many nodes to request in total: Ray's autoscaler counts existing nodes too. Takes the time as an
+    argument."""
 
     wanted: int = 0
     until_s: float = 0.0
@@ -106,7 +108,7 @@ class FrontActor:
         }
 
     def close(self) -> None:
-        """Looks after nothing any more: the actors of the nodes can be ended one by one then. Idempotent."""
+        """Ends the actor's thread, so that the actors of the nodes can be ended one by one. Idempotent."""
         self._closed.set()
         self._thread.join()
 

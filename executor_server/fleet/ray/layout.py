@@ -29,7 +29,7 @@ RESOURCE = "executor_node"
 RESOURCE_SHARE = 0.001
 """The part of it that an actor holds; Ray's autoscaler keeps a node while an actor holds something of it."""
 NAME_LABEL = "remote-executor/node"
-"""The label of a Ray node that says what its daemon is called; without one the host's name does."""
+"""The label of a Ray node that names its daemon; without it the daemon has the host's name."""
 MAX_NAME_CHARS = 24
 
 
@@ -101,7 +101,7 @@ class NodeFiles:
 
 
 def node_name_of(labels: Mapping[str, str], host: str) -> str:
-    """Returns the name of the daemon on a Ray node: its label, else the host's name, made into the form of names."""
+    """Returns the name of the daemon on a Ray node: its label, else the host's name, turned into a valid name."""
     text = re.sub(r"[^a-z0-9-]+", "-", (labels.get(NAME_LABEL) or host).lower()).strip("-") or "node"
     if len(text) <= MAX_NAME_CHARS:
         return text

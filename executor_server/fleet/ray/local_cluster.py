@@ -43,9 +43,9 @@ _SETTINGS = {
     "RAY_health_check_period_ms": "500",
     "RAY_health_check_timeout_ms": "500",
     "RAY_health_check_failure_threshold": "3",
-    # Workers are started for our actors only, and a daemon gets the priority of the process that starts the cluster.
-    # It is 30 s by default, which a loaded machine does not always keep.
+    # The default is 30 s; a loaded machine may need longer.
     "RAY_raylet_start_wait_time_s": f"{START_TIME_S:.0f}",
+    # Workers are started for our actors only, and a daemon gets the priority of the process that starts the cluster.
     "RAY_enable_worker_prestart": "0",
     "RAY_prestart_worker_first_driver": "0",
     "RAY_worker_niceness": "0",
@@ -83,7 +83,7 @@ class LocalCluster:
 
     @property
     def has_head(self) -> bool:
-        """True while the head answers. Ray itself takes minutes to find out that it does not."""
+        """True while the head answers. Ray itself takes minutes to notice that it is gone."""
         return _answers(_host(0), self.port)
 
     def processes(self) -> list[ProcessIdentity]:
@@ -125,7 +125,7 @@ def stop_cluster(path: Path) -> None:
     cluster = read_cluster(path)
     if cluster is None:
         return
-    # Looked for before the leaders end: what stays in a leader's session is found by its number no more then.
+    # Collected before the leaders end: after that a leader's number no longer leads to the rest of its session.
     seen = set(cluster.processes())
     for node in reversed(cluster.nodes):
         if (leader := node.identity()) is not None:
@@ -133,7 +133,7 @@ def stop_cluster(path: Path) -> None:
     deadline = time.monotonic() + STOP_TIME_S
     while left := _alive(seen | set(cluster.processes())):
         if time.monotonic() > deadline:
-            # Again and again: a process that is killed may have started another meanwhile.
+            # Repeated: before it was killed, a process may have started another one.
             for process in left:
                 process.send(signal.SIGKILL)
         time.sleep(POLL_S)
@@ -146,7 +146,7 @@ def _alive(processes: Iterable[ProcessIdentity]) -> list[ProcessIdentity]:
 
 
 def _start_nodes(cluster: LocalCluster) -> None:
-    """Starts the nodes one after the other: together they take the processor from each other, and time out."""
+    """Starts the nodes one after the other: started together, they compete for the processor and time out."""
     # The server for remote drivers can't be left out, so it gets a port that nothing else wants.
     head = [
         "--head",
@@ -181,7 +181,7 @@ def _start_node(cluster: LocalCluster, index: int, options: Sequence[str]) -> No
 
 
 def _command(cluster: LocalCluster, index: int, options: Sequence[str]) -> list[str]:
-    # `env`, since a detached process gets nothing of Ray from its starter.
+    # By `env`, since a detached process inherits no variables of Ray.
     settings = [f"{name}={value}" for name, value in cluster.environment.items()]
     return [
         *("env", *settings, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
@@ -202,7 +202,7 @@ def _runs_in_time(node: OwnDaemon) -> bool:
 
 
 def _kill_session(leader: int) -> None:
-    """Ends what a failed start has left, so that the next attempt meets none of it."""
+    """Ends the processes that a failed start has left, so that they don't disturb the next attempt."""
     deadline = time.monotonic() + STOP_TIME_S
     while (left := _alive(session_members(leader))) and time.monotonic() < deadline:
         for process in left:
@@ -224,7 +224,7 @@ def _processes_with(text: str) -> set[ProcessIdentity]:
 
 
 def _host(index: int) -> str:
-    """Returns the address of a node. 127.0.0.1 is the one that Ray would replace by an address of the network."""
+    """Returns the address of a node; never 127.0.0.1, which Ray would replace by an address of the network."""
     return f"127.0.0.{index + 2}"
 
 

@@ -33,11 +33,11 @@ class ProcessIdentity:
 
     @property
     def is_alive(self) -> bool:
-        """True until the process has ended; one that was not reaped yet has ended."""
+        """True until the process has ended; a zombie has ended."""
         return identity_of(self.pid) == self
 
     def send(self, number: int) -> bool:
-        """Sends a signal to the process; False when it has ended. The number can't change hands in between."""
+        """Sends a signal to the process; False when it has ended. A later process with the same pid can't get it."""
         try:
             descriptor = os.pidfd_open(self.pid)
         except ProcessLookupError:
@@ -90,7 +90,7 @@ def session_members(session: int) -> list[ProcessIdentity]:
 
 
 def read_pid_file(path: Path) -> ProcessIdentity | None:
-    """Returns the process that the file names, if it runs; None for all else, a file of another shape included."""
+    """Returns the process that the file names, if it runs; otherwise None, also for a malformed file."""
     try:
         with path.open("rb") as file:
             fields = json.loads(file.read(MAX_PID_FILE_BYTES))

@@ -94,7 +94,7 @@ class Roster:
         return len(self._members)
 
     def describe(self) -> list[dict[str, Any]]:
-        """Returns a dictionary of plain values for each node, also for those that Ray has no more."""
+        """Returns a dictionary of plain values for each node, also for nodes that Ray no longer has."""
         found = [
             {**member.status, "name": member.name, "ray_node": member.node.id, "host": member.node.host}
             | {"problem": member.problem or member.status.get("problem", "")}

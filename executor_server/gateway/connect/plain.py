@@ -88,7 +88,7 @@ def _content_type(scope: Scope) -> str:
 
 
 def _with_type(scope: Scope, content_type: str) -> Scope:
-    """Returns the scope with another type, and without compressions: to compress answers costs more than it saves."""
+    """Returns the scope with another type, and without compressions: compressing answers costs more than it saves."""
     headers = [each for each in scope["headers"] if each[0] not in (b"content-type", *_ACCEPT)]
     return {**scope, "headers": [*headers, (b"content-type", content_type.encode())]}
 

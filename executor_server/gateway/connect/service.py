@@ -1,6 +1,6 @@
 """ExecutorService over Connect: every method of its descriptor, forwarded to the daemon with the caller's own token.
 
-This module knows no single method. A client's deadline is that of the call to the daemon, and a client that leaves
+This module names no method. A client's deadline is that of the call to the daemon, and a client that leaves
 cancels the call. The daemon's refusals reach the client with their codes, messages and details.
 """
 

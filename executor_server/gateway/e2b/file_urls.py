@@ -145,7 +145,7 @@ class _Files:
         return [*written.values()]
 
     async def _download(self, request: Request, sandbox: Sandbox) -> Response:
-        """Collects the file before it answers, so that a client that reads slowly holds nothing of the sandbox."""
+        """Collects the whole file before it answers, so that a slow client does not tie up the sandbox."""
         path = absolute(request.query_params.get("path", ""))
         spool = Spool(self._room, sandbox.record.token)
         try:

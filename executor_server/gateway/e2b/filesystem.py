@@ -1,8 +1,8 @@
 """The files of a sandbox as E2B's envd serves them, over `session.files`.
 
 A watch is coarser than envd's: it reports one change for each path, the net effect since the last report. A new file
-is CREATE, CHMOD and WRITE, as an upload to envd is, a moved one REMOVE and CREATE, and a change of rights alone is not
-reported. If changes were missed, the watch ends with an error that says so.
+is reported as CREATE, CHMOD and WRITE, like an upload to envd, and a moved one as REMOVE and CREATE. A change of
+permissions alone is not reported. If changes were missed, the watch ends with an error that says so.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def filesystem_app(sandboxes: Sandboxes) -> ASGIApp:
 
 
 class FilesystemService(filesystem_connect.Filesystem):
-    """Each method is one of envd's; what it promises, E2B's clients define."""
+    """Each method is one of envd's; E2B's clients define what it promises."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
@@ -192,7 +192,7 @@ class Watcher:
 
     def _following(self) -> asyncio.Task[FileChanges | None]:
         following = asyncio.create_task(self._anext())
-        following.add_done_callback(lambda task: task.cancelled() or task.exception())  # nobody may read it
+        following.add_done_callback(lambda task: task.cancelled() or task.exception())  # it may never be read
         return following
 
     async def _anext(self) -> FileChanges | None:

@@ -254,7 +254,7 @@ class _Execution(Response):
         """Sends the waiting lines, then these."""
         async with self._sending:
             waiting = [*self._lines, *lines]
-            self._lines.clear()  # and not a new list: `append` may belong to this one since before a wait
+            self._lines.clear()  # not a new list: an `append` may be bound to this one since before an `await`
             if not self._begun:
                 self._begun = True
                 await self._send_message({"type": "http.response.start", "status": 200, "headers": self.raw_headers})

@@ -83,7 +83,7 @@ class Record:
     idle_time_s: float
     """Seconds without use after which the daemon ends the session."""
     traffic_token: str = field(default="", repr=False)
-    """The token for its other ports. Empty: who knows the address may use them."""
+    """The token for its other ports. Empty: anyone who knows the address may use them."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     request: str = field(default="", repr=False)
     """The digest of the request that created it."""
@@ -232,7 +232,7 @@ class Sandboxes:
         """Writes a new or changed record."""
         self._database.execute(_REPLACE, _row(record))
         sandbox = self._sandboxes.get(record.sandbox_id)
-        if sandbox is None or sandbox.record.session_id != record.session_id:  # an Idempotency-Key gives an id again
+        if sandbox is None or sandbox.record.session_id != record.session_id:  # an Idempotency-Key can reuse an id
             sandbox = Sandbox(record, touch_time=time.monotonic() + record.idle_time_s / IDLE_PART)
             self._sandboxes[record.sandbox_id] = sandbox
             self._start_timer(sandbox)

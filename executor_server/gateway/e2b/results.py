@@ -74,7 +74,7 @@ def _output(stream: str, text: str) -> Line:
 
 
 def is_small(value: object) -> bool:
-    """True for a value whose line costs so little that no thread has to make it."""
+    """True for a value whose line is cheap enough to make without a thread."""
     return type(value) in _SCALARS
 
 
@@ -109,7 +109,7 @@ def _is_json(value: object) -> bool:
 
 
 def _data(table: Any) -> dict[str, Any]:
-    """Returns the columns of a table as E2B has them. JSON has no other keys than texts, and no dates."""
+    """Returns the columns of a table as E2B has them. JSON has only strings as keys, and no dates."""
     columns = table.to_dict(orient="list")
     plain = {str(name): [_plain(each) for each in column] for name, column in columns.items()}
     return {"e2b/data": plain}

@@ -50,7 +50,7 @@ PAGE_MAX = 100
 V1_TIMEOUT_S, V2_TIMEOUT_S = 15, 300
 """Seconds that a sandbox lives if the caller names no timeout, by the version of the path."""
 SECONDS_MAX = 1 << 40
-"""Keeps seconds within what times can hold; the policy allows fewer."""
+"""Keeps times in their range; the policy allows fewer seconds."""
 CPU_COUNT = 1
 """The daemon shares its CPUs among sandboxes and reserves none, but the protocol requires a number."""
 EVERYTHING = frozenset({"0.0.0.0/0", "::/0"})

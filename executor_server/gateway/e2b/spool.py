@@ -1,7 +1,7 @@
 """Files in transit: in memory, and above a size in temporary files without names.
 
 A file is collected whole. The sandbox has to know its size before an upload, and a client that reads a download slowly
-must hold nothing of the sandbox. The files of one key share a limited part of the room.
+must not tie up the sandbox. The files of one key share a limited part of the space.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Room:
 
     def give_back(self, token: str, size_bytes: int) -> None:
         self._used[token] -= size_bytes
-        self._used = +self._used  # without those that have none
+        self._used = +self._used  # drops keys without bytes
 
 
 class Spool:

@@ -1,10 +1,10 @@
 """Builds the images on the Engine, and tries each with our guest: `executor-server images build base data`.
 
-Where the packages come from is decided here and stays here. The public base is taken from its registry; where that
-can't be reached, one is made from this host's Debian (debian_base.sh). The Python packages are downloaded on this host,
-by its pip and so with its configuration, mirrors and certificates, and given to the build as files. So a build asks no
-index, and no image shows where it was built. The exception is what Debian packages a public base lacks: apt in the
-build fetches them from where that base says.
+This file decides where the packages come from, and the images don't show it. The public base is taken from its
+registry; if that can't be reached, one is made from this host's Debian (debian_base.sh). The Python packages are
+downloaded on this host, by its pip and so with its configuration, mirrors and certificates, and given to the build as
+files. So a build asks no index. The exception is Debian packages that a public base lacks: apt fetches them during the
+build, from the sources of that base.
 
 The recipes are the folders of `images/` in the repository. A wheel contains them (`recipes/` next to this file).
 """
@@ -89,13 +89,13 @@ class Bases:
 
     @property
     def reference(self) -> str | None:
-        """The base that is given or public; None when there is no way to one."""
+        """The given base, else the public one; None when that can't be pulled."""
         if self._found is None:
             self._found = self._given or (PUBLIC_BASE if _obtain(PUBLIC_BASE) else "")
         return self._found or None
 
     def with_packages(self, recipe: Path) -> str:
-        """A base on which the image of this recipe needs no package any more. Or one where apt can get them."""
+        """Returns a base that has the Debian packages of this recipe, or one on which apt can get them."""
         if self.reference is not None:
             return self.reference
         packages = [*DEBIAN_PACKAGES, *(recipe / "packages.txt").read_text().split()]
@@ -131,7 +131,7 @@ class Builder:
 
     def build_all(self, names: Collection[str]) -> None:
         """Builds images and those that they are built on. Raises BuildFailure."""
-        # Made from Debian, the browser's base has its packages already, and so is none that the others could share.
+        # A base made from Debian has the packages of its recipe, so the other images can't share the browser's.
         shared = self._bases.with_packages(RECIPES / "data")
         plain = self.build(RECIPES / "base", shared, "remote-executor/base")
         if {"data", *DAEMON_IMAGES} & set(names):
@@ -141,7 +141,7 @@ class Builder:
             parent = plain if own == shared else self.build(RECIPES / "base", own, "remote-executor/base-of-browser")
             self.build(RECIPES / "browser", parent, "remote-executor/browser")
         if set(DAEMON_IMAGES) & set(names):
-            # The daemon's sandboxes are of the image's own Python, so it is built on one that agents are happy with.
+            # The daemon's sandboxes use the image's own Python, so it is built on the image with packages for agents.
             daemon = self.build(RECIPES / "daemon", data, "remote-executor/daemon")
         if "demo" in names:
             self.build(RECIPES / "demo", daemon, "remote-executor/demo")
@@ -162,7 +162,7 @@ class Builder:
         return reference
 
     def _context(self, folder: Path, base: str) -> Path:
-        """A directory with the files of the image and its wheels, these as links, since they are large."""
+        """Returns a directory with the files of the image and hard links to its wheels, which are large."""
         wheels = self._wheels(folder, base)
         context = self._cache / "context" / folder.name
         shutil.rmtree(context, ignore_errors=True)
@@ -174,7 +174,7 @@ class Builder:
         return context
 
     def _wheels(self, image: Path, base: str) -> Path:
-        """The pinned packages of an image for the Python of a base, and a pip to install them; downloaded once."""
+        """Returns a folder with the pinned packages of an image for a base's Python, and a pip; downloaded once."""
         name, locks = image.name, [RECIPES / "installer.txt", *sorted(image.glob("*requirements.txt"))]
         interpreter = _interpreter(base)
         key = hashlib.sha256(repr(interpreter).encode() + b"".join(lock.read_bytes() for lock in locks)).hexdigest()

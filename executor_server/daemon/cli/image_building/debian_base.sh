@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Makes an image of a bare Debian (or Ubuntu) with the given packages, for where no registry can be reached, and prints
-# its reference: `debian_base.sh DPKG_CFG python3 tzdata`. DPKG_CFG says which files of packages are left out.
+# Makes an image of a bare Debian (or Ubuntu) with the given packages, for hosts that reach no registry, and prints its
+# reference: `debian_base.sh DPKG_CFG python3 tzdata`. DPKG_CFG says which files of packages are left out.
 #
-# It is of this host's release, made by mmdebstrap with this host's own package sources, proxies and certificates, none
-# of which get into it: apt runs outside of it, and it holds no apt. One is made a day at most for the same packages;
-# those of earlier days lose their names.
+# The image has this host's release. mmdebstrap makes it with this host's own package sources, proxies and certificates.
+# None of these get into the image: apt runs outside, and the image has no apt. At most one image a day is made for the
+# same packages; those of earlier days lose their names.
 set -euo pipefail
 
 repository=remote-executor-debian
@@ -30,7 +30,7 @@ if docker image inspect "$image" >/dev/null 2>&1; then
     exit
 fi
 
-# The host's sources of its own distribution, without those of others that it may have besides.
+# The host's package sources for its own distribution, without any others.
 origin=${ID^}
 sources() {
     apt-get indextargets --format '$(ORIGIN)|deb $(REPO_URI) $(RELEASE) $(COMPONENT)' 'Created-By: Packages' |
@@ -44,7 +44,7 @@ trap 'rm -rf "$scratch"' EXIT
 
 say "making $image: $packages"
 apt-config dump Acquire::http Acquire::https >"$scratch/apt.conf"
-# The hook has /usr merged from the start, not by a package that needs the whole of Perl.
+# The hook merges /usr from the start; otherwise a package does so that needs the whole of Perl.
 mmdebstrap --variant=essential --format=tar --include="$packages" \
     --hook-dir=/usr/share/mmdebstrap/hooks/merged-usr \
     --dpkgopt="$dpkg_cfg" \

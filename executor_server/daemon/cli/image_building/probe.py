@@ -1,4 +1,4 @@
-"""Tries images with our guest, confined as agents' code is: what fails in a sandbox only must not fail with an agent.
+"""Tries images with our guest, confined as agents' code is, to find failures that occur only in a sandbox.
 
 A daemon of our own with the Docker backend runs the `probe.py` of each recipe in a sandbox of its image. Daemon and
 client are started as commands, since neither imports the other.
@@ -44,7 +44,7 @@ def _probe(name: str, environment: dict[str, str]) -> bool:
 
 @contextmanager
 def _daemon() -> Iterator[dict[str, str]]:
-    """The environment in which a client finds a daemon of our own, while that runs."""
+    """Runs a daemon of our own for the block; yields the environment variables with which a client finds it."""
     # Short on purpose: the path of a Unix socket has at most 107 bytes.
     with tempfile.TemporaryDirectory(prefix="executor-") as directory:
         state_dir, log = Path(directory) / "state", Path(directory) / "log"

@@ -1,4 +1,4 @@
-// The page to try the gateway. What a program made is untrusted: it is shown as text and as images only.
+// The page to try the gateway. The output of programs is untrusted: it is shown only as text and images.
 
 const TEXT_MAX = 200_000;
 const $ = (id) => document.getElementById(id);

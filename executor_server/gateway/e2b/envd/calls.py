@@ -1,4 +1,4 @@
-"""What the services of envd share: the sandbox of a call, its user, its messages, and its errors in Connect's form."""
+"""Shared parts of envd's services: the sandbox of a call, its user, its messages, and its errors in Connect's form."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Commands and terminals as E2B's envd serves them, over `session.processes`.
 
 A process outlives the client that started it, until its timeout or the sandbox's end. The daemon owns it. This module
-keeps nothing, so a restarted gateway serves the same processes. For that reason the id of a process has its tag.
+keeps nothing, so a restarted gateway serves the same processes. For that reason the id of a process contains its tag.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def process_app(sandboxes: Sandboxes) -> ASGIApp:
 
 
 class ProcessService(process_connect.Process):
-    """Each method is one of envd's; what it promises, E2B's clients define."""
+    """Each method is one of envd's; E2B's clients define what it promises."""
 
     def __init__(self, sandboxes: Sandboxes) -> None:
         self._sandboxes = sandboxes
@@ -136,7 +136,7 @@ async def _give(sandbox: Sandbox, selector: pb.ProcessSelector, given: pb.Proces
 
 
 def _writer(sandbox: Sandbox, info: ProcessInfo) -> asyncio.Lock:
-    """Returns a lock: each write names its place behind the one before it, so there is one writer at a time."""
+    """Returns the lock for writing to a process: each write names its position after the one before it."""
     return sandbox.writers.setdefault(info.process_id, asyncio.Lock())
 
 

@@ -24,7 +24,7 @@ QUICK = ("execute", "tool", "session", "lines", "array", "mixed", "memory")
 _LEFT_OUT = ("local", "flood", "egress", "packages", "fleet", "docker-executor", "docker-burst", "docker-flood")
 _SLOW = ("journal", "recovery", "docker-recovery", "docker-preload", "live")
 USUAL = tuple(name for name in MEASUREMENTS if not name.startswith(_LEFT_OUT) and name not in _SLOW)
-"""Rows of the full one: ours alone, and those that say something in a few samples. `--only` takes any."""
+"""Rows of the full comparison: only ours, and only those for which a few samples suffice. `--only` takes any."""
 
 # A turn takes a tenth of what `make bench` does; the quick one runs programs of a tenth of the size, too.
 _QUICK_EFFORT, _USUAL_EFFORT = Effort(samples=0.1, programs=0.1), Effort(samples=0.1, programs=0.3)

@@ -91,7 +91,7 @@ def search_of(query: Mapping[str, str]) -> Search:
 
 
 async def read(daemon: Daemon, search: Search, max_records: int, take: Callable[[admin_pb.AuditRecord], None]) -> int:
-    """Passes the newest matching records to `take`, oldest first; one by one, because some of many may be large.
+    """Passes the newest matching records to `take`, oldest first and one by one: there are many, and some are large.
 
     Returns the number of the record before which older ones follow; 0 if there are none. Raises DaemonError.
     """

@@ -1,8 +1,8 @@
 """The steps of a session as HTML in parts, which many viewers get as changes.
 
 The feed is rendered once for all viewers. A viewer is only a version: `changes(version)` returns what is new since,
-for htmx to swap in ("out of band"). So a slow viewer costs nothing, and skips what has gone meanwhile. The newest
-`STEPS_MAX` steps stay, and of each the newest parts. What leaves the feed leaves open pages, too.
+for htmx to swap in ("out of band"). So a slow viewer costs nothing, and skips parts that are gone meanwhile. The newest
+`STEPS_MAX` steps stay, and of each the newest parts. Parts that leave the feed leave open pages, too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ PARTS_MAX = 200
 STEP_CHARS_MAX = 256 * 1024
 """Characters of the HTML of one step's parts."""
 REMOVED_MAX = 1_000
-"""Removed parts that are remembered. A viewer that lacks more gets everything anew."""
+"""Removed parts that are remembered. A viewer that has missed more gets everything again."""
 
 
 @dataclass(eq=False)

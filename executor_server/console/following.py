@@ -101,7 +101,7 @@ class StepWriter:
         feed.replace(self._step.code, "".join(self._html(kind, text) for kind, text, _ in self._frames.head()))
 
     async def take(self, message: admin_pb.FollowExecutionResponse) -> None:
-        """Writes what a message says."""
+        """Writes a message into the feed."""
         self._view.state = message.state
         self._missed += message.missed_events
         for followed, (kind, text, image) in await asyncio.to_thread(self._frames.events, message):

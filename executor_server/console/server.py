@@ -79,7 +79,7 @@ async def _serve(config: Config, state: StateDir, address: TcpAddress) -> None:
     names = section.hosts or ((f"localhost:{address.port}", str(address)) if address.is_loopback else (str(address),))
 
     def keep_link(link: str) -> None:
-        # Nobody may read it who could not read the token.
+        # Only users who can read the token may read it.
         new = path.with_name("link.new")
         new.touch(mode=0o600)
         new.write_text(f"{link}\n")

@@ -83,7 +83,7 @@ class StepFrames:
             yield FrameKind.NOTE, f"{of_code}The profile does not show contents (audit.view).", None
 
     def events(self, message: admin_pb.FollowExecutionResponse) -> list[tuple[admin_pb.FollowedEvent, Shown]]:
-        """Returns what the events of a message show; of a result, the last frame is its END."""
+        """Returns the events of a message with their frames; the last frame of a result is its END."""
         return [(followed, shown) for followed in message.events for shown in self._event(followed)]
 
     def _event(self, followed: admin_pb.FollowedEvent) -> list[Shown]:

@@ -156,8 +156,8 @@ class _Daemon:
 async def _start_up(config: Config, stack: AsyncExitStack) -> _Daemon:
     """Builds and starts the parts from the bottom up.
 
-    Recovered sessions of an earlier daemon would end if this one failed. So all that can be wrong with the
-    configuration is found before: reading it, the tokens, the backend's host, the audit log, the addresses.
+    Recovered sessions of an earlier daemon would end if this one failed. So everything that can be wrong
+    with the configuration is found before: reading it, the tokens, the backend's host, the audit log, the addresses.
     """
     settings = server_settings(config)
     own_state = stack.enter_context(state_dir.claim(config.server.state_dir))
@@ -349,7 +349,7 @@ def _follow_policy(
     """Applies the policy in force, now and whenever it is replaced."""
 
     def follow(policy: Policy) -> None:
-        # The pool goes first: from here on no session gets a sandbox that only the earlier policy approved.
+        # The pool goes first: after this no session gets a sandbox that only the earlier policy approved.
         pool.keep_ready(policy.warm_sandboxes(config.pool))
         egress.follow(policy)
         sessions.follow(policy)

@@ -222,7 +222,7 @@ def _own() -> set[psutil.Process]:
 
 
 def _of_container(name: str) -> set[psutil.Process]:
-    """All in a container, the Engine's process above them, and those that forward its ports."""
+    """Returns all processes in a container, the Engine's process above them, and those that forward its ports."""
     if not name:
         return set()
     address = "{{range .NetworkSettings.Networks}}{{.IPAddress}} {{end}}"

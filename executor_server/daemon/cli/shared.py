@@ -72,7 +72,7 @@ def start_collector() -> None:
 
 
 def load_config(**options: Any) -> Config:
-    """Returns what `read_config` does. Ends the process with a sentence when it can't be used."""
+    """Returns the configuration, as `read_config` does. Ends the process with a sentence when it can't be used."""
     try:
         return read_config(**options)
     except ConfigError as error:

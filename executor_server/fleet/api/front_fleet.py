@@ -270,7 +270,7 @@ class FrontFleet:
 
     @property
     def expected(self) -> int:
-        """The number of nodes that are neither lost nor refused: so many can answer once all are linked."""
+        """The number of nodes that could answer if all were linked: the ones that are neither lost nor refused."""
         return sum(self.state_of(member) not in ("lost", "refused") for member in self.members)
 
     def find(self, principal: Principal, session_id: str, *, any_tenant: bool = False) -> FrontLink | Tombstone:

@@ -67,7 +67,7 @@ class Mover:
         self._places = asyncio.Semaphore(AT_A_TIME)
 
     async def move_all(self, link: FrontLink, admin: Principal) -> list[admin_pb.MovedSession]:
-        """Moves the idle sessions of a node. Returns what became of each of its sessions, moved or not."""
+        """Moves the idle sessions of a node. Returns the outcome for each of its sessions, moved or not."""
         request = admin_pb.ListAllSessionsRequest(with_requests=True)
         answer: admin_pb.ListAllSessionsResponse = await ask(link, "ListAllSessions", request, admin, ASK_TIME_S)
         own = {session.session_id for session in of_node(link.node, (each.session for each in answer.sessions))}
@@ -89,7 +89,10 @@ class Mover:
         return admin_pb.MovedSession(session_id=session_id, new_session_id=new_id, problem=problem)
 
     async def _move(self, link: FrontLink, owned: admin_pb.OwnedSession) -> tuple[str, str]:
-        """Returns the new session and what of the state was left out. Raises ExecutorError, RefusedByNode."""
+        """Returns the new session, and the parts of the state that were left out; or no session, and the reason.
+
+        Raises ExecutorError, RefusedByNode.
+        """
         old, owner = owned.session, Principal(owned.tenant, owned.principal)
         if reason := await _why_it_stays(link, old, owner):
             return "", reason
@@ -216,7 +219,7 @@ async def _why_it_stays(link: FrontLink, old: pb.Session, owner: Principal) -> s
 
 
 async def _savepoints(link: FrontLink, old: pb.Session, owner: Principal) -> str:
-    """Says for people how many are left behind; empty if none. Raises ExecutorError, RefusedByNode."""
+    """Returns a text for people with the number left behind; empty if none. Raises ExecutorError, RefusedByNode."""
     request = service_pb.ListSavepointsRequest(session_id=old.session_id)
     answer: service_pb.ListSavepointsResponse = await ask(link, "ListSavepoints", request, owner, ASK_TIME_S)
     return f"not moved: its savepoints ({len(answer.savepoints)})" if answer.savepoints else ""

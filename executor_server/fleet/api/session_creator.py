@@ -244,7 +244,7 @@ class SessionCreator:
         return refused.reason != Reason.NODE_FENCED.value and await self._withdraw_at(making, node)
 
     async def _withdraw_at(self, making: _Making, node: str) -> bool:
-        """Ends what this request has made at a node, and has it refused there from now on; False when unanswered."""
+        """Ends the session of this request at a node, which then refuses the request for good; False if unanswered."""
         link = self._fleet.link_of(node)
         if link is None:
             return False
@@ -286,7 +286,7 @@ class SessionCreator:
         await ask(link, "DeleteSession", service_pb.DeleteSessionRequest(request_id=request_id), principal, None)
 
     def end_of_lease(self, tenant: str, lease_id: str) -> int:
-        """Withdraws what is being made for a lease that has ended. Returns how many."""
+        """Withdraws the creations under way for a lease that has ended. Returns their number."""
         named = [
             making
             for making in self._making.values()

@@ -1,8 +1,8 @@
 """The node's side of leases: which front it obeys, under which epoch, and when it must end its sessions.
 
 Theory of operation. The front answers each report of the node, and each answer is a heartbeat. Clients reach a session
-through the front alone, so what the front has reported lost can't be served. What is left for the node is to end such
-sessions: after lease_s + fence_s without a heartbeat, or when the front's hello says that they are lost.
+through the front alone, so sessions that the front has reported lost can't be served. The node only has to end them:
+after lease_s + fence_s without a heartbeat, or when the front's hello says that they are lost.
 
 All that a node needs to remember from one start to the next is its record: epoch, front, terms. `persist` writes it to
 the disk, and returns when it is there; each method changes nothing before that. When `persist` raises, nothing has

@@ -110,7 +110,7 @@ class Placement:
             self.update(member)
 
     def update(self, member: KnownNode) -> None:
-        """Takes over what has changed about a node."""
+        """Updates the entries of a node that has changed."""
         keys, kinds = self._entries(member)
         old_keys, old_kinds = self._keys.pop(member, ((), ()))
         if keys != old_keys:

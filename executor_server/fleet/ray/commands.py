@@ -151,7 +151,7 @@ def _end_actors(engine: Engine, say: Say) -> None:
 
 
 def _end_here(files: FleetFiles) -> list[str]:
-    """Ends what is on this machine, without Ray's help: its head may be gone. Returns a sentence for each problem.
+    """Ends the fleet on this machine, without Ray's help: its head may be gone. Returns a sentence for each problem.
 
     Ray goes first, since the actors would start the daemons again.
     """

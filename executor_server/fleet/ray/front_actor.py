@@ -36,10 +36,10 @@ EMPTY_LOOKS = 2
 DEFAULT_PLACES = 64
 
 MAX_MORE_NODES = 8
-"""Nodes to ask for at a time beyond those that there are."""
+"""Nodes to request at a time in addition to the existing ones."""
 HOLD_S = 120.0
-"""Seconds for which the request stands after nothing waits any more. A parked request waits for seconds, and a machine
-takes a minute or two to start: a request that is withdrawn at once would never be met."""
+"""Seconds for which nodes stay requested after nothing waits any more. A session's request waits for seconds, and a
+machine takes a minute or two to start: nodes that are no longer requested at once would never come."""
 
 _SERVED = ("NODE_STATE_SERVING", "NODE_STATE_DRAINING", "NODE_STATE_WAITING", "NODE_STATE_SILENT")
 

@@ -2,7 +2,7 @@
 
 `step` is called repeatedly and never waits for a node: it begins a call to an actor, and a later step takes the answer.
 The address of a daemon stays listed when its Ray node is gone, because the daemon may still run. It is forgotten when
-the front has not heard from that node for `FORGET_AFTER_S`.
+the front has not had the node's lease for `FORGET_AFTER_S`.
 """
 
 from __future__ import annotations

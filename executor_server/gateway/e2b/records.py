@@ -95,7 +95,7 @@ _REPLACE = f"INSERT OR REPLACE INTO sandboxes ({', '.join(_COLUMNS)}) VALUES ({'
 
 
 class Sandbox:
-    """A sandbox that has a record, and what its requests share."""
+    """A sandbox that has a record, and the state that its requests share."""
 
     def __init__(self, record: Record, *, touch_time: float = 0.0) -> None:
         self.record = record

@@ -81,7 +81,7 @@ class Interpreter:
 
 
 class Bases:
-    """Finds what the images are built on, once."""
+    """Finds the base of the images, once."""
 
     def __init__(self, given: str) -> None:
         self._given = given
@@ -130,7 +130,7 @@ class Builder:
         self._version = version
 
     def build_all(self, names: Collection[str]) -> None:
-        """Builds images and those that they are built on. Raises BuildFailure."""
+        """Builds images and the images below them. Raises BuildFailure."""
         # A base made from Debian has the packages of its recipe, so the other images can't share the browser's.
         shared = self._bases.with_packages(RECIPES / "data")
         plain = self.build(RECIPES / "base", shared, "remote-executor/base")

@@ -82,7 +82,7 @@ def time_left_s(context: Context) -> float | None:
 
 
 def _paths() -> dict[str, tuple[str, Any]]:
-    """Returns the path of each method and the class of its answer, by its name; our services share no names."""
+    """Returns the path of each method and the class of its answer, by its name; no two services share a name."""
     return {
         method.name: (f"/{service.full_name}/{method.name}", message_factory.GetMessageClass(method.output_type))
         for file in (service_pb.DESCRIPTOR, admin_pb.DESCRIPTOR)

@@ -109,7 +109,7 @@ def member_of(names: Sequence[str]) -> Member | None:
 
 
 def member_in(certificate: x509.Certificate) -> Member | None:
-    """Returns the member that a certificate names, if its key usage fits the member's role; otherwise None."""
+    """Returns the member that a certificate names, if its extended key usage is that of the role; otherwise None."""
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
         usage = certificate.extensions.get_extension_for_class(x509.ExtendedKeyUsage).value

@@ -370,7 +370,7 @@ class Members:
     # -- losses ----------------------------------------------------------------------------------------------------
 
     def tick(self, now_s: float) -> list[Lost]:
-        """Declares the sessions of nodes lost whose leases are over. Call it every `TICK_S`.
+        """Declares sessions lost when the leases of their nodes are over. Call it every `TICK_S`.
 
         Raises sqlite3.Error when a loss can't be written: the next call tries again, and returns the earlier ones too.
         """

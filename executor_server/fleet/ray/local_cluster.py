@@ -133,7 +133,7 @@ def stop_cluster(path: Path) -> None:
     deadline = time.monotonic() + STOP_TIME_S
     while left := _alive(seen | set(cluster.processes())):
         if time.monotonic() > deadline:
-            # Repeated: before it was killed, a process may have started another one.
+            # Repeated: a killed process may have started another one before.
             for process in left:
                 process.send(signal.SIGKILL)
         time.sleep(POLL_S)

@@ -38,8 +38,8 @@ DEFAULT_PLACES = 64
 MAX_MORE_NODES = 8
 """Nodes to request at a time in addition to the existing ones."""
 HOLD_S = 120.0
-"""Seconds for which nodes stay requested after nothing waits any more. A session's request waits for seconds, and a
-machine takes a minute or two to start: nodes that are no longer requested at once would never come."""
+"""Seconds for which the request to Ray stands after nothing waits any more. A parked session waits for seconds, and a
+machine takes a minute or two to start: a request to Ray that is withdrawn at once would never be met."""
 
 _SERVED = ("NODE_STATE_SERVING", "NODE_STATE_DRAINING", "NODE_STATE_WAITING", "NODE_STATE_SILENT")
 

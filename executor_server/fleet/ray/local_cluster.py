@@ -215,7 +215,7 @@ def _processes_with(text: str) -> set[ProcessIdentity]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = path.read_bytes()
-        except OSError:  # it has ended, or is another user's
+        except OSError:  # it has ended, or the kernel hides it
             continue
         pid = int(path.parent.name)
         if text.encode() in arguments and (identity := identity_of(pid)) is not None:

@@ -225,8 +225,8 @@ class ExecutorClient(ShortRepr):
         the same environment. Raises PolicyViolationError as `create_session` does, and EnvironmentFailed, with the
         reason, if no environment can be built from these packages.
 
-        With `ask`, packages that need an approval wait for it, and a session with them needs its own; else they are
-        refused.
+        With `ask`, the call waits for the approval of packages that need one; a session with them needs another
+        approval. Without `ask`, such packages are refused.
         """
         request = requests.made(pb.PrepareEnvironmentRequest, packages=list(packages), image=image, backend=backend)
         awaited = Awaited(WaitKind.SANDBOX, "an environment")
@@ -284,7 +284,7 @@ class ExecutorClient(ShortRepr):
         return [convert.from_wire(RecordingInfo, each) for each in response.recordings]
 
     def get_recording(self, session_id: str, local_path: LocalPath) -> None:
-        """Gets the recording of a session that goes on or has ended, as a file for `Recording` and `executor replay`.
+        """Gets the recording of a running or ended session, as a file for `Recording` and `executor replay`.
 
         Replaces the local file of that name. Raises NotFoundError, PolicyViolationError (the policy does not let the
         tenant fetch it), and OSError.
@@ -306,8 +306,9 @@ class ExecutorClient(ShortRepr):
     def watch_approvals(self) -> Generator[tuple[Approval, ...]]:
         """Yields the waiting requests that this client may decide, the oldest first: now, and again after changes.
 
-        While it is read, requests wait for this client. An admin may decide for every tenant, an approver for its own.
-        Raises AuthorizationError without these rights, and UnavailableError if the stream breaks off: watch again.
+        While the lists are read, requests wait for this client. An admin may decide for every tenant, an approver for
+        its own. Raises AuthorizationError without these rights, and UnavailableError if the stream breaks off: watch
+        again.
         """
         waiting = WaitingApprovals()
         with closing(self._transport.read(admin_pb.WatchApprovalsRequest(), APPROVALS_STREAM_S)) as lists:

@@ -64,7 +64,7 @@ def _await_next(
 def abandon(session: SessionBase[Transport], execution: Execution, *, wait: bool) -> None:
     """Cancels an execution that its caller no longer waits for; with `wait`, gives it a moment to end.
 
-    Drops its own failures: the caller gets the error that led here.
+    Suppresses its own errors: the caller gets the error that led here.
     """
     with contextlib.suppress(ExecutorClientError, grpc.RpcError):
         session._transport.once(execution.cancellation(), CANCEL_GRACE_S)

@@ -1,9 +1,9 @@
 # Made of aio_files.py by tools/unasync.py: change that, and run `make unasync`.
 """The files of a session, `session.files`, of the blocking client: in its sandbox, and between it and this machine.
 
-Paths are absolute, or relative to the workspace. The sandbox follows links, with the rights of its user. What the user
-can't do raises a FileError: FileNotFound, FileIsDirectory, FileNotDirectory, FilePermissionDenied or FileExists, each
-also Python's exception of that kind. These calls and executions do not wait for each other.
+Paths are absolute, or relative to the workspace. The sandbox follows links, with the rights of its user. A call that
+this user can't make raises a FileError: FileNotFound, FileIsDirectory, FileNotDirectory, FilePermissionDenied or
+FileExists, each also Python's exception of that kind. These calls and executions do not wait for each other.
 
 Files are transferred in pieces, from disk to disk. A local file is written under a temporary name, then renamed when it
 is complete. A program in the sandbox wrote the files and chose their names. So `get_directory` refuses unsafe names,
@@ -53,11 +53,11 @@ class SessionFiles(ShortRepr):
     def write(
         self, path: str, data: bytes | bytearray | memoryview, *, append: bool = False, mode: int | None = None
     ) -> FileInfo:
-        """Writes a file, or with `append` at its end; makes missing directories, and writes through links.
+        """Writes a file, or with `append` adds to its end; makes missing directories, and writes through links.
 
-        A file appears whole or not at all, with the mode that it had (a new one: 0o644), unless `mode` gives another.
-        What is appended, or goes into a file whose directory is not writable or that another user owns, is written in
-        place: if the connection breaks, a part may be there, and nothing is appended again (DaemonError). Raises
+        A file appears whole or not at all. It keeps its mode (a new file gets 0o644), unless `mode` gives another. Data
+        is written in place if it is appended, if the directory is not writable, or if another user owns the file. If
+        the connection breaks then, a part of the data may be there; an append is not repeated (DaemonError). Raises
         FileError, and PolicyViolationError or ResourceExhaustedError for a file that is too large.
         """
         return self._put(content_of(data), path, append=append, mode=mode)
@@ -83,7 +83,7 @@ class SessionFiles(ShortRepr):
         """Returns a directory ("" is the workspace itself) as a plain tar archive of regular files and directories.
 
         `exclude` has names, and paths relative to the directory, to leave out with everything below them. Raises
-        FileError, and ResourceExhaustedError for one that is too large.
+        FileError, and ResourceExhaustedError for a directory that is too large.
         """
         if isinstance(exclude, str):
             raise InvalidRequest("exclude is a list of names and paths, not one text")
@@ -115,7 +115,7 @@ class SessionFiles(ShortRepr):
     def read(self, path: str, *, offset: int = 0, max_bytes: int | None = None) -> bytes:
         """Returns the content of a file from byte `offset` on, at most `max_bytes` of it; b"" past its end.
 
-        Raises FileError, and ResourceExhaustedError for more bytes than may be got at a time.
+        Raises FileError, and ResourceExhaustedError for more bytes than one call may get.
         """
         if min(offset, max_bytes or 0) < 0:
             raise InvalidRequest("offset and max_bytes must not be negative")
@@ -203,12 +203,11 @@ class SessionFiles(ShortRepr):
         """Watches a directory ("" is the workspace itself). Returns once the watch is active.
 
         `recursive` includes the directories below. With an absolute path, changes have absolute paths without links.
-        Raises NotFoundError, and ResourceExhaustedError for too many
-        watches or directories.
+        Raises NotFoundError, and ResourceExhaustedError for too many watches or directories.
         """
         request = pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)
         made = FileWatch(self._session, request)
-        made._begin()  # a part of making it
+        made._begin()  # not in the constructor: it does I/O
         return made
 
     def _manage(self, path: str, **action: dict[str, Any]) -> pb.ManageFileResponse:

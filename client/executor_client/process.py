@@ -58,7 +58,7 @@ class Process(ShortRepr):
         self._session = session
         self._followed = followed
         self._written_bytes = written_bytes
-        self._rest = bytearray()  # what `read_bytes` has read and not returned
+        self._rest = bytearray()  # bytes that `read_bytes` has read but not returned
         self._stream: EventStream | None = None
         self._stream_ends_s = math.inf
         self._write_lock = Lock()
@@ -99,7 +99,7 @@ class Process(ShortRepr):
             self.close()
 
     def read(self, timeout_s: float) -> list[ProcessEvent]:
-        """Returns the unread output of the next `timeout_s` seconds; returns earlier if the process ends.
+        """Collects the unread output for `timeout_s` seconds and returns it; returns earlier if the process ends.
 
         Returns at most `READ_BYTES_MAX` bytes at once, then stops following: later output is for the next call.
         """
@@ -116,11 +116,11 @@ class Process(ShortRepr):
         return events
 
     def read_bytes(self, timeout_s: float, *, max_bytes: int = READ_BYTES_MAX) -> bytes:
-        """Returns the unread output, and what arrives within `timeout_s` seconds, in order: stdout and stderr together.
+        """Returns the unread output and what arrives within `timeout_s` seconds: stdout and stderr together, in order.
 
-        Returns earlier if the process ends, or with `max_bytes`; the rest is for the next `read_bytes`. A line stands
-        in place of bytes that were dropped. Returns nothing at the end of the output, when `result` is set, and if
-        nothing arrives in time, when it is None. `timeout_s` must cover a round trip to the daemon.
+        Returns earlier if the process ends, or with `max_bytes`; the rest is for the next `read_bytes`. A line replaces
+        dropped bytes. Returns b"" at the end of the output (`result` is then set), and if nothing arrives in time
+        (`result` is None). `timeout_s` must cover a round trip to the daemon.
         """
         if max_bytes <= 0:
             raise InvalidRequest("max_bytes must be above 0")
@@ -218,12 +218,12 @@ class Process(ShortRepr):
 
         Raises PreconditionError if the process has ended or closed its input (PROCESS_ENDED), or if another client has
         written to it; InvalidRequest if it was started without input; CallTimeoutError if it does not read for
-        `call_timeout_s`. Then the same data can be written again and arrives once.
+        `call_timeout_s`. After that, the same data can be written again and arrives once.
         """
         self._write(core.as_bytes(data), eof=False)
 
     def close_stdin(self) -> None:
-        """Closes its input. On a terminal: sends the end-of-file character, once after the same bytes.
+        """Closes its input. On a terminal, sends the end-of-file character; a repetition sends it only after new input.
 
         Does nothing if the process has ended.
         """
@@ -243,7 +243,7 @@ class Process(ShortRepr):
                 if response.written_bytes > request.offset + len(request.data):
                     self._written_bytes = response.written_bytes
                     raise PreconditionError("another client has written to the input of this process")
-            # Only after all has arrived: data that is written again after an error begins at the same offset.
+            # Set once all data has arrived, so that data written again after an error begins at the same offset.
             self._written_bytes = offset + len(data)
 
     def resize(self, size: TerminalSize) -> None:

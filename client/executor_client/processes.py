@@ -125,8 +125,8 @@ class SessionProcesses(ShortRepr):
     ) -> Generator[ProcessEvent | ProcessResult, None]:
         """Runs a command as `run` does, and yields its output as it arrives, then its result.
 
-        The command starts with the first step, which raises the errors of `run`. A slow reader makes it wait once the
-        buffers are full. It is killed if the generator is left early: by a break, an exception.
+        The command starts with the first iteration, which raises the errors of `run`. A slow reader makes it wait once
+        the buffers are full. It is killed if the generator is left early: by a break, an exception.
         Python closes an abandoned generator when it collects it; `contextlib.closing` closes it at once.
         """
         request = core.start_request(
@@ -193,7 +193,7 @@ class SessionProcesses(ShortRepr):
                 pass
         else:
             with waits:
-                process._begin()  # a part of making it
+                process._begin()  # not in the constructor: it does I/O
         # Not followed until the caller iterates: a followed process waits for its reader.
         process.close()
         return process
@@ -253,8 +253,8 @@ def _give(process: Process, given: bytes) -> None:
 class _Running:
     """A command during the body of an `async with`: started, given its input, and killed if the body fails.
 
-    It is a class since `stream` uses it: at the end of its loop, asyncio closes all generators at the same time, also
-    those that an `asynccontextmanager` would have.
+    It is a class, not an `asynccontextmanager`, since `stream` uses it: at the end of its loop, asyncio closes all
+    generators at the same time, including the generator that an `asynccontextmanager` would have.
     """
 
     def __init__(self, process: Process, waits: Waits, given: bytes | None) -> None:

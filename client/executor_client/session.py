@@ -231,7 +231,7 @@ class Session(SessionUndo):
 
         The code calls the functions as host tools: with the names, parameters and docstrings that the servers describe,
         as far as Python allows ("get-weather" becomes `get_weather`). Structured results are values, images are images,
-        and a result that is an error raises RuntimeError, as a server does that ends or hangs.
+        and an error result raises RuntimeError, as does a server that ends or hangs.
 
         Raises InvalidRequest if a server can't be used or a name is taken, and ConfigurationError without the SDK.
         """

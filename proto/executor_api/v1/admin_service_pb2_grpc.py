@@ -225,16 +225,16 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def CollectEnvironments(self, request, context):
-        """Removes environments that no sandbox has, the least recently used first, until so much is left on the disk; returns
-        when they are gone. Packages whose environment could not be made may be tried again then. UNAVAILABLE (the disk
-        fails). Repeated: removes those that no sandbox has any more.
+        """Removes environments that no sandbox uses, the least recently used first, until max_bytes are left on the disk;
+        returns when they are gone. Packages whose environment could not be made may be tried again afterwards. UNAVAILABLE
+        (the disk fails). Repeated: removes those that no sandbox uses any more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetFleet(self, request, context):
-        """Returns the nodes of a fleet as its front sees them. FAILED_PRECONDITION (this daemon is no front).
+        """Returns the nodes of a fleet as its front sees them. FAILED_PRECONDITION (this daemon is not a front).
         Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -242,8 +242,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchApprovals(self, request, context):
-        """Returns the requests that wait for an approval and that the caller may decide: now, and again after changes, at most
-        five times a second. While the call lasts, the caller counts as connected, so that requests wait for it.
+        """Returns the requests that wait for an approval and that the caller may decide: now, and again after changes, at
+        most five times a second. While the call lasts, the caller counts as connected, so that requests wait for it.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -258,41 +258,44 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def WatchSessions(self, request, context):
-        """Returns sessions, and those that ended in the last day: first all of them, then changes, at most five times a second.
+        """Returns sessions, and those that ended in the last day: first all of them, then changes, at most five times a
+        second.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def InspectSession(self, request, context):
-        """Returns one session, which may have ended, with its processes, ports and savepoints. NOT_FOUND. Repeating is harmless.
+        """Returns one session, which may have ended, with its processes, ports and savepoints. NOT_FOUND. Repeating is
+        harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListExecutions(self, request, context):
-        """Returns the executions of a session that are kept, the oldest first, without contents. PERMISSION_DENIED with reason
-        POLICY_VIOLATION (the session's profile has audit.view = "none"), NOT_FOUND. Repeating is harmless.
+        """Returns the executions of a session that are kept, the oldest first, without contents. PERMISSION_DENIED with
+        reason POLICY_VIOLATION (the session's profile has audit.view = "none"), NOT_FOUND. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowExecution(self, request, context):
-        """Returns the events of an execution, kept ones and new ones, until its result. The caller does not count as a client:
-        it neither keeps the session alive nor slows the execution down, and misses events that were dropped meanwhile. New
-        events are sent five times a second. Contents are sent if the session's profile has audit.view = "content"; each such
-        call is audited. PERMISSION_DENIED with reason POLICY_VIOLATION (audit.view = "none", or no longer "content"),
-        OUT_OF_RANGE (`after_event` has not happened), NOT_FOUND (also when it is no longer kept). Repeating is harmless.
+        """Returns the events of an execution, kept ones and new ones, until its result. The caller does not count as a
+        client: it neither keeps the session alive nor slows the execution down, and misses events that were dropped
+        meanwhile. New events are sent five times a second. Contents are sent if the session's profile has audit.view =
+        "content"; each such call is audited. PERMISSION_DENIED with reason POLICY_VIOLATION (audit.view = "none", or no
+        longer "content"), OUT_OF_RANGE (`after_event` has not happened), NOT_FOUND (also when it is no longer kept).
+        Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def FollowSession(self, request, context):
-        """Returns the executions of a session with their events, one after the other: kept ones, and new ones until the session
-        ends. Otherwise as FollowExecution; with contents the call is audited once.
+        """Returns the executions of a session with their events, one after the other: kept ones, and new ones until the
+        session ends. Otherwise as FollowExecution; with contents the call is audited once.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -307,7 +310,7 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def GetStatus(self, request, context):
-        """Returns how the daemon itself is. Repeating is harmless.
+        """Returns the state of the daemon itself. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -248,7 +248,7 @@ class ExecutorServiceServicer(object):
         INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
         RESOURCE_EXHAUSTED (too many sessions; the message lists the caller's own), UNAVAILABLE (no sandbox can be made
         now; with reason IMAGE_NOT_READY: the image is missing or is being fetched, or the environment of the packages is
-        being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made of these packages).
+        being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made from these packages).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -256,11 +256,11 @@ class ExecutorServiceServicer(object):
 
     def PrepareEnvironment(self, request, context):
         """Returns the environment that CreateSession with the same packages, image and backend would give its sandbox, and
-        begins to make it where it is not there yet. Makes no session. To be repeated while the answer is UNAVAILABLE with
+        begins to make it if it does not exist yet. Makes no session. Repeat the call while the answer is UNAVAILABLE with
         reason IMAGE_NOT_READY, whose metadata has the progress (docs/protocol.md), or APPROVAL_PENDING. An approval holds
-        for this call: a session with these packages needs its own.
+        for this call only: a session with these packages needs its own.
         INVALID_ARGUMENT and PERMISSION_DENIED as CreateSession; UNAVAILABLE (it is being made, or can't be made now),
-        FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made of these). Repeating is harmless.
+        FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made from these). Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -403,10 +403,11 @@ class ExecutorServiceServicer(object):
         FILE_PERMISSION_DENIED, FILE_EXISTS, and PATH_REFUSED for everything else (a device, /proc, too many links).
 
         Writes a file, and makes its missing directories. A new file, or one that takes the place of the old, appears whole
-        or not at all. Written in place are: the end of a file (append), another user's file, and a file in a directory in
-        which no file can be made; an upload that breaks off then leaves its beginning. As TAR, a directory, member by
-        member. First a header, then data. RESOURCE_EXHAUSTED (size), INVALID_ARGUMENT (also an archive with a member that
-        is neither a regular file nor a directory). Repeating overwrites, or appends again.
+        or not at all. Three kinds of files are written in place: one that is appended to, another user's, and one in a
+        directory where no file can be made; an upload that breaks off then leaves its beginning. With TAR, writes a
+        directory, member by member. The first message is a header, the others are data. RESOURCE_EXHAUSTED (size),
+        INVALID_ARGUMENT (also an archive with a member that is neither a regular file nor a directory). Repeating
+        overwrites, or appends again.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -429,7 +430,7 @@ class ExecutorServiceServicer(object):
 
     def ManageFile(self, request, context):
         """Describes, resolves, moves or removes an entry, or makes a directory. Repeating "stat" and "realpath" is harmless;
-        others answer as the kernel does the second time.
+        the others, when repeated, are answered as the kernel answers the second time.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -437,31 +438,32 @@ class ExecutorServiceServicer(object):
 
     def WatchFiles(self, request, context):
         """Reports changes below a directory of the sandbox while the call lasts. The first response, without changes, says
-        that it watches. Changes are gathered for some milliseconds, and while the caller reads nothing: of many to one
-        path the outcome is reported. A rename is a deletion and a creation. NOT_FOUND (the session, the directory, which
-        may end the call later, too), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches of the session or of the host,
-        too many directories), FAILED_PRECONDITION (the session is lost). Repeated: another watch, which reports nothing
-        of what happened between them.
+        that the watch has begun. Changes are gathered for some milliseconds, and while the caller reads nothing: of many
+        changes to one path, only the outcome is reported. A rename is a deletion and a creation. NOT_FOUND (the session,
+        the directory, which may end the call later, too), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches of the
+        session or of the host, too many directories), FAILED_PRECONDITION (the session is lost). Repeated: another watch,
+        which does not report the changes between the two.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def TakeSavepoint(self, request, context):
-        """Takes a savepoint: a copy of the interpreter with all that its memory holds, and of the files of the workspace, as far
-        as the policy allows. It stays in the sandbox, and ends with it. Waits for the executions ahead of it. NOT_FOUND,
-        PERMISSION_DENIED (the policy), FAILED_PRECONDITION (the program has threads, no process or memory is left for it, or
-        the session is lost). Repeated: one more.
+        """Takes a savepoint: a copy of the interpreter with all that its memory holds, and of the files of the workspace, as
+        far as the policy allows. It stays in the sandbox, and ends with it. Waits for the executions ahead of it.
+        NOT_FOUND, PERMISSION_DENIED (the policy), FAILED_PRECONDITION (the program has threads, no process or memory is
+        left for it, or the session is lost). Repeated: one more.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def Rollback(self, request, context):
-        """Goes back to a savepoint: a new interpreter goes on from it, under the policy, the tools and the budgets of now, and
-        the later savepoints are dropped, and, unless it is a branch that is kept, later branches too. Everything else that runs in the sandbox ends, but processes that calls have
-        started. Waits for the executions ahead of it. NOT_FOUND (it was dropped), FAILED_PRECONDITION (its process has
-        ended: variables are reset; or the session is lost). Repeating is harmless.
+        """Goes back to a savepoint: a new interpreter goes on from it, under the present policy, tools and budgets. The later
+        savepoints are dropped, and later branches too, unless the savepoint is itself a kept branch. Everything else that
+        runs in the sandbox ends, except processes that calls have started. Waits for the executions ahead of it. NOT_FOUND
+        (it was dropped), FAILED_PRECONDITION (its process has ended: variables are reset; or the session is lost).
+        Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -506,30 +508,30 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def StartProcess(self, request, context):
-        """Starts a process in the session's sandbox, beside its executions, and streams its numbered events, the last of
-        which is the result. A process belongs to its session: when the caller leaves, it goes on. It ends with the session.
-        Repeated with the same process_id and command: attaches to that process, from the first event that is held.
-        INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND or COMMAND_NOT_EXECUTABLE: the program; with reason
-        FILE_NOT_DIRECTORY or FILE_PERMISSION_DENIED: the working directory; the id used for another command),
+        """Starts a process in the session's sandbox, next to its executions, and streams its numbered events, the last of
+        which is the result. A process belongs to its session: when the caller leaves, it goes on. It ends with the
+        session. Repeated with the same process_id and command: attaches to that process, from the first event that is
+        held. INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND or COMMAND_NOT_EXECUTABLE: the program; with
+        reason FILE_NOT_DIRECTORY or FILE_PERMISSION_DENIED: the working directory; the id used for another command),
         PERMISSION_DENIED (the policy), NOT_FOUND (the session; with reason CWD_NOT_FOUND: the working directory),
-        RESOURCE_EXHAUSTED (too many processes; arguments that the kernel does not take), FAILED_PRECONDITION (the session
-        is lost), UNAVAILABLE (draining, or the audit log can't be written).
+        RESOURCE_EXHAUSTED (too many processes; arguments that the kernel does not accept), FAILED_PRECONDITION (the
+        session is lost), UNAVAILABLE (draining, or the audit log can't be written).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def AttachProcess(self, request, context):
-        """Streams the events of a process after a given number. Where events before the first that is held were dropped,
-        an output_cut with their bytes comes in their place, with the number of the last of them. NOT_FOUND (no such
-        process, or forgotten), OUT_OF_RANGE (after_event is past its last event). Repeating is harmless.
+        """Streams the events of a process after a given number. Events that are no longer held are replaced by one output_cut
+        event, which has their bytes and the number of the last of them. NOT_FOUND (no such process, or forgotten),
+        OUT_OF_RANGE (after_event is past its last event). Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def ListProcesses(self, request, context):
-        """The processes of a session that calls have started, those that ended among them until they are forgotten.
+        """The processes of a session that calls have started, including ended ones until they are forgotten.
         NOT_FOUND. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -538,8 +540,8 @@ class ExecutorServiceServicer(object):
 
     def WriteProcess(self, request, context):
         """Writes to a process's standard input or terminal. `offset` makes it harmless to repeat: bytes that the process was
-        given before are skipped. Answers when the bytes are in the sandbox; waits while the process does not take what it
-        was given before. NOT_FOUND, INVALID_ARGUMENT (it has no input; a gap before the offset), FAILED_PRECONDITION with
+        given before are skipped. Answers when the bytes are in the sandbox; waits while the process does not read the
+        bytes before them. NOT_FOUND, INVALID_ARGUMENT (it has no input; a gap before the offset), FAILED_PRECONDITION with
         reason PROCESS_ENDED (it has ended, or closed its input), RESOURCE_EXHAUSTED (too many writes wait).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -555,7 +557,7 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def SignalProcess(self, request, context):
-        """Sends a signal to a process. NOT_FOUND, INVALID_ARGUMENT (no signal). Repeated: sends it again; after its end:
+        """Sends a signal to a process. NOT_FOUND, INVALID_ARGUMENT (not a signal). Repeated: sends it again; after its end:
         nothing.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -567,15 +569,15 @@ class ExecutorServiceServicer(object):
         says that it is open. Each side may end its direction with `shutdown` and still read; the call ends when both have.
         INVALID_ARGUMENT, PERMISSION_DENIED (the policy), NOT_FOUND, RESOURCE_EXHAUSTED (too many connections of the
         session), FAILED_PRECONDITION (with reason PORT_CLOSED: nothing listens there; or the session is lost).
-        ABORTED never; a connection that the program reset ends with UNAVAILABLE, reason PORT_RESET. Repeated: another
-        connection.
+        A connection that the program reset ends with UNAVAILABLE, reason PORT_RESET, and never with ABORTED. Repeated:
+        another connection.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def GetPolicy(self, request, context):
-        """Returns what the caller may ask for. Repeating is harmless.
+        """Returns the policy for the caller's sessions. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

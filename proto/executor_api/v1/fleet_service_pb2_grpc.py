@@ -48,11 +48,11 @@ class FleetServiceServicer(object):
 
     def Link(self, request_iterator, context):
         """The link between a front and a node. The front sends its hello. The node ends the sessions that the front reported
-        lost, and answers with its own hello. Then the node reports every report_interval_s, and the front answers each report
-        with a renewal, which is the heartbeat that lets the node keep its sessions. The first report after a hello is full.
-        FAILED_PRECONDITION (reason NODE_REFUSED): another front holds the node, or the versions differ. FAILED_PRECONDITION
-        (reason FRONT_SUPERSEDED): the node obeys a later term of this front, or another front with a copy of its state
-        directory. Only that front may report the node lost.
+        lost, and answers with its own hello. Then the node reports every report_interval_s, and the front answers each
+        report with a renewal, which is the heartbeat that lets the node keep its sessions. The first report after a hello
+        is full. FAILED_PRECONDITION (reason NODE_REFUSED): another front holds the node, or the versions differ.
+        FAILED_PRECONDITION (reason FRONT_SUPERSEDED): the node obeys a later term of this front, or another front with a
+        copy of its state directory. Only that front may report the node lost.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

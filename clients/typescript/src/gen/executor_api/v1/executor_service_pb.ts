@@ -66,17 +66,17 @@ export type CreateSessionRequest = Message<"executor_api.v1.CreateSessionRequest
   backend: string;
 
   /**
-   * Hosts that code wants to reach besides the policy's default ones: "pypi.org", "pypi.org:443", "*.example.com:443". A
-   * name without a port stands for the ports 443 and 80. At most 64.
+   * Hosts that code wants to reach besides the policy's default ones: "pypi.org", "pypi.org:443", "*.example.com:443".
+   * A name without a port stands for the ports 443 and 80. At most 64.
    *
    * @generated from field: repeated string network = 8;
    */
   network: string[];
 
   /**
-   * Packages that code wants besides those of the image, by PEP 508: "pandas", "pandas[excel]>=2,<3". At most 256, of
-   * which a policy grants fewer. Addresses, paths and options are refused. While their environment is being made the
-   * answer is UNAVAILABLE with reason IMAGE_NOT_READY and its progress.
+   * Packages that code wants besides those of the image, by PEP 508: "pandas", "pandas[excel]>=2,<3". At most 256; a
+   * policy may grant fewer. Addresses, paths and options are refused. While their environment is being made the answer
+   * is UNAVAILABLE with reason IMAGE_NOT_READY and its progress.
    *
    * @generated from field: repeated string packages = 9;
    */
@@ -92,7 +92,7 @@ export type CreateSessionRequest = Message<"executor_api.v1.CreateSessionRequest
 
   /**
    * Modules that tools of the session need, besides the authorized ones; at most 256. A policy that adds packages by
-   * itself adds those that bring them, as for authorized ones. They are not authorized thereby.
+   * itself adds the packages of these modules, too. This does not authorize the modules.
    *
    * @generated from field: repeated string modules = 11;
    */
@@ -235,7 +235,8 @@ export type GetSessionRequest = Message<"executor_api.v1.GetSessionRequest"> & {
   name: string;
 
   /**
-   * A lease that holds the session from now on, beside others. Empty: none. Without effect on a detached session.
+   * A lease that holds the session from now on, in addition to others. Empty: none. Without effect on a detached
+   * session.
    *
    * @generated from field: string lease_id = 2;
    */
@@ -525,25 +526,25 @@ export type ExecuteRequest = Message<"executor_api.v1.ExecuteRequest"> & {
   limits?: Limits | undefined;
 
   /**
-   * Takes a savepoint before it begins, and goes back to that when the interpreter dies or has to be killed. The
-   * execution begins all the same where none can be taken, and its log says why. PERMISSION_DENIED (the policy).
+   * Takes a savepoint before it begins, and goes back to it when the interpreter dies or has to be killed. If none can
+   * be taken, the execution begins all the same, and its log says why. PERMISSION_DENIED (the policy).
    *
    * @generated from field: bool savepoint = 6;
    */
   savepoint: boolean;
 
   /**
-   * Runs it in a branch: a copy of the interpreter, beside it. The session stays as it was; the result says what the
-   * program has changed, and under which number the branch is kept. Not with `savepoint`. PERMISSION_DENIED (the policy).
-   * When no branch can be made, the result says so, and nothing has run.
+   * Runs it in a branch: a copy of the interpreter, next to it. The session stays as it was; the result says what the
+   * program has changed, and under which number the branch is kept. Not with `savepoint`. PERMISSION_DENIED (the
+   * policy). When no branch can be made, the result says so, and nothing has run.
    *
    * @generated from field: bool branch = 7;
    */
   branch: boolean;
 
   /**
-   * The output is the whole value of a trailing expression, at most 128 MiB, or the execution fails. Without it, a value
-   * of more than 4 MiB, or one that can't be sent, is replaced by an opaque value with the reason and its text.
+   * The output is the whole value of a trailing expression, at most 128 MiB, or the execution fails. Without it, a
+   * value of more than 4 MiB, or one that can't be sent, is replaced by an opaque value with the reason and its text.
    *
    * @generated from field: bool whole_output = 8;
    */
@@ -669,14 +670,14 @@ export type ToolError = Message<"executor_api.v1.ToolError"> & {
   type: string;
 
   /**
-   * Its text, after the qualified name of its class where that is another.
+   * Its text. If its class is not `type`, the qualified name of the class comes first.
    *
    * @generated from field: string message = 2;
    */
   message: string;
 
   /**
-   * Its arguments, a packed tuple of at most 64 KiB; empty when they are no plain values.
+   * Its arguments, a packed tuple of at most 64 KiB; empty when they are not plain values.
    *
    * @generated from field: bytes arguments = 3;
    */
@@ -990,7 +991,7 @@ export type PutFileHeader = Message<"executor_api.v1.PutFileHeader"> & {
   sizeBytes: bigint;
 
   /**
-   * TAR: `path` is the directory to unpack into, empty for the workspace itself; files that are there stay.
+   * TAR: `path` is the directory to unpack into, empty for the workspace itself; its other files stay.
    *
    * @generated from field: executor_api.v1.FileFormat format = 4;
    */
@@ -1004,7 +1005,8 @@ export type PutFileHeader = Message<"executor_api.v1.PutFileHeader"> & {
   append: boolean;
 
   /**
-   * The file's rights, at most 0777. Absent: those that it has, or those of a new file. Not for TAR.
+   * The file's permissions, at most 0777. Absent: an existing file keeps its own, a new one gets the usual ones. Not
+   * for TAR.
    *
    * @generated from field: optional uint32 mode = 6;
    */
@@ -1264,7 +1266,7 @@ export const ManageFileRequestSchema: GenMessage<ManageFileRequest> = /*@__PURE_
  */
 export type StatFile = Message<"executor_api.v1.StatFile"> & {
   /**
-   * Describes what a link leads to.
+   * Describes the target of a link, not the link.
    *
    * @generated from field: bool follow = 1;
    */
@@ -1305,7 +1307,7 @@ export type MakeDirectory = Message<"executor_api.v1.MakeDirectory"> & {
   parents: boolean;
 
   /**
-   * A directory may be there.
+   * Accepts a directory that exists already.
    *
    * @generated from field: bool exist_ok = 2;
    */
@@ -1369,7 +1371,7 @@ export const RemoveFileSchema: GenMessage<RemoveFile> = /*@__PURE__*/
  */
 export type ManageFileResponse = Message<"executor_api.v1.ManageFileResponse"> & {
   /**
-   * The entry, of a move the one at its new path. For "realpath" `path` is the answer, and the rest may be empty. Absent
+   * The entry; after a move, at its new path. For "realpath" `path` is the answer, and the rest may be empty. Absent
    * for a removal.
    *
    * @generated from field: executor_api.v1.FileInfo file = 1;
@@ -1394,8 +1396,8 @@ export type WatchFilesRequest = Message<"executor_api.v1.WatchFilesRequest"> & {
   sessionId: string;
 
   /**
-   * A directory, absolute or relative to the workspace; empty: the workspace itself. Links are followed in an absolute
-   * path only, and its changes have the path that it leads to.
+   * A directory, absolute or relative to the workspace; empty: the workspace itself. Links are followed only in an
+   * absolute path; the changes then have the path that it leads to.
    *
    * @generated from field: string path = 2;
    */
@@ -1426,7 +1428,7 @@ export type WatchFilesResponse = Message<"executor_api.v1.WatchFilesResponse"> &
   changes: FileChange[];
 
   /**
-   * Changes before these are lost: there were more than are kept. A listing shows how the files are now.
+   * Changes before these are lost: there were more than are kept. A listing shows the present state of the files.
    *
    * @generated from field: bool overflowed = 2;
    */
@@ -1545,7 +1547,7 @@ export type RollbackRequest = Message<"executor_api.v1.RollbackRequest"> & {
   sessionId: string;
 
   /**
-   * Its number; 0: the newest that is no branch.
+   * Its number; 0: the newest that is not a branch.
    *
    * @generated from field: uint32 savepoint = 2;
    */
@@ -1928,14 +1930,14 @@ export type StartProcessRequest = Message<"executor_api.v1.StartProcessRequest">
   timeoutS?: number | undefined;
 
   /**
-   * argv[0] is a shell, in whose place bash runs if the PATH of the environment has it.
+   * argv[0] is a shell. If the PATH of the environment has bash, bash runs in its place.
    *
    * @generated from field: bool prefers_bash = 9;
    */
   prefersBash: boolean;
 
   /**
-   * Standard error is the same pipe as standard output, so their order is kept; all output is that of stdout.
+   * Standard error is the same pipe as standard output, so their order is kept; all output is reported as stdout.
    *
    * @generated from field: bool merge_stderr = 10;
    */
@@ -2075,7 +2077,7 @@ export type WriteProcessRequest = Message<"executor_api.v1.WriteProcessRequest">
   data: Uint8Array;
 
   /**
-   * Nothing follows: the input is closed behind these bytes. On a terminal: the end-of-file character.
+   * Nothing follows: the input is closed after these bytes. On a terminal: the end-of-file character.
    *
    * @generated from field: bool eof = 5;
    */
@@ -2566,7 +2568,7 @@ export const RecordedProcessEventSchema: GenMessage<RecordedProcessEvent> = /*@_
   messageDesc(file_executor_api_v1_executor_service, 93);
 
 /**
- * What a recording lacks, by descriptions with counts.
+ * What a recording lacks: descriptions with counts.
  *
  * @generated from message executor_api.v1.RecordingCompleteness
  */
@@ -2618,7 +2620,7 @@ export const ExecutorService: GenService<{
    * INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
    * RESOURCE_EXHAUSTED (too many sessions; the message lists the caller's own), UNAVAILABLE (no sandbox can be made
    * now; with reason IMAGE_NOT_READY: the image is missing or is being fetched, or the environment of the packages is
-   * being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made of these packages).
+   * being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made from these packages).
    *
    * @generated from rpc executor_api.v1.ExecutorService.CreateSession
    */
@@ -2629,11 +2631,11 @@ export const ExecutorService: GenService<{
   },
   /**
    * Returns the environment that CreateSession with the same packages, image and backend would give its sandbox, and
-   * begins to make it where it is not there yet. Makes no session. To be repeated while the answer is UNAVAILABLE with
+   * begins to make it if it does not exist yet. Makes no session. Repeat the call while the answer is UNAVAILABLE with
    * reason IMAGE_NOT_READY, whose metadata has the progress (docs/protocol.md), or APPROVAL_PENDING. An approval holds
-   * for this call: a session with these packages needs its own.
+   * for this call only: a session with these packages needs its own.
    * INVALID_ARGUMENT and PERMISSION_DENIED as CreateSession; UNAVAILABLE (it is being made, or can't be made now),
-   * FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made of these). Repeating is harmless.
+   * FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made from these). Repeating is harmless.
    *
    * @generated from rpc executor_api.v1.ExecutorService.PrepareEnvironment
    */
@@ -2820,10 +2822,11 @@ export const ExecutorService: GenService<{
   },
   /**
    * Writes a file, and makes its missing directories. A new file, or one that takes the place of the old, appears whole
-   * or not at all. Written in place are: the end of a file (append), another user's file, and a file in a directory in
-   * which no file can be made; an upload that breaks off then leaves its beginning. As TAR, a directory, member by
-   * member. First a header, then data. RESOURCE_EXHAUSTED (size), INVALID_ARGUMENT (also an archive with a member that
-   * is neither a regular file nor a directory). Repeating overwrites, or appends again.
+   * or not at all. Three kinds of files are written in place: one that is appended to, another user's, and one in a
+   * directory where no file can be made; an upload that breaks off then leaves its beginning. With TAR, writes a
+   * directory, member by member. The first message is a header, the others are data. RESOURCE_EXHAUSTED (size),
+   * INVALID_ARGUMENT (also an archive with a member that is neither a regular file nor a directory). Repeating
+   * overwrites, or appends again.
    *
    * @generated from rpc executor_api.v1.ExecutorService.PutFile
    */
@@ -2855,7 +2858,7 @@ export const ExecutorService: GenService<{
   },
   /**
    * Describes, resolves, moves or removes an entry, or makes a directory. Repeating "stat" and "realpath" is harmless;
-   * others answer as the kernel does the second time.
+   * the others, when repeated, are answered as the kernel answers the second time.
    *
    * @generated from rpc executor_api.v1.ExecutorService.ManageFile
    */
@@ -2866,11 +2869,11 @@ export const ExecutorService: GenService<{
   },
   /**
    * Reports changes below a directory of the sandbox while the call lasts. The first response, without changes, says
-   * that it watches. Changes are gathered for some milliseconds, and while the caller reads nothing: of many to one
-   * path the outcome is reported. A rename is a deletion and a creation. NOT_FOUND (the session, the directory, which
-   * may end the call later, too), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches of the session or of the host,
-   * too many directories), FAILED_PRECONDITION (the session is lost). Repeated: another watch, which reports nothing
-   * of what happened between them.
+   * that the watch has begun. Changes are gathered for some milliseconds, and while the caller reads nothing: of many
+   * changes to one path, only the outcome is reported. A rename is a deletion and a creation. NOT_FOUND (the session,
+   * the directory, which may end the call later, too), INVALID_ARGUMENT, RESOURCE_EXHAUSTED (too many watches of the
+   * session or of the host, too many directories), FAILED_PRECONDITION (the session is lost). Repeated: another watch,
+   * which does not report the changes between the two.
    *
    * @generated from rpc executor_api.v1.ExecutorService.WatchFiles
    */
@@ -2880,10 +2883,10 @@ export const ExecutorService: GenService<{
     output: typeof WatchFilesResponseSchema;
   },
   /**
-   * Takes a savepoint: a copy of the interpreter with all that its memory holds, and of the files of the workspace, as far
-   * as the policy allows. It stays in the sandbox, and ends with it. Waits for the executions ahead of it. NOT_FOUND,
-   * PERMISSION_DENIED (the policy), FAILED_PRECONDITION (the program has threads, no process or memory is left for it, or
-   * the session is lost). Repeated: one more.
+   * Takes a savepoint: a copy of the interpreter with all that its memory holds, and of the files of the workspace, as
+   * far as the policy allows. It stays in the sandbox, and ends with it. Waits for the executions ahead of it.
+   * NOT_FOUND, PERMISSION_DENIED (the policy), FAILED_PRECONDITION (the program has threads, no process or memory is
+   * left for it, or the session is lost). Repeated: one more.
    *
    * @generated from rpc executor_api.v1.ExecutorService.TakeSavepoint
    */
@@ -2893,10 +2896,11 @@ export const ExecutorService: GenService<{
     output: typeof TakeSavepointResponseSchema;
   },
   /**
-   * Goes back to a savepoint: a new interpreter goes on from it, under the policy, the tools and the budgets of now, and
-   * the later savepoints are dropped, and, unless it is a branch that is kept, later branches too. Everything else that runs in the sandbox ends, but processes that calls have
-   * started. Waits for the executions ahead of it. NOT_FOUND (it was dropped), FAILED_PRECONDITION (its process has
-   * ended: variables are reset; or the session is lost). Repeating is harmless.
+   * Goes back to a savepoint: a new interpreter goes on from it, under the present policy, tools and budgets. The later
+   * savepoints are dropped, and later branches too, unless the savepoint is itself a kept branch. Everything else that
+   * runs in the sandbox ends, except processes that calls have started. Waits for the executions ahead of it. NOT_FOUND
+   * (it was dropped), FAILED_PRECONDITION (its process has ended: variables are reset; or the session is lost).
+   * Repeating is harmless.
    *
    * @generated from rpc executor_api.v1.ExecutorService.Rollback
    */
@@ -2956,14 +2960,14 @@ export const ExecutorService: GenService<{
     output: typeof RenameSessionResponseSchema;
   },
   /**
-   * Starts a process in the session's sandbox, beside its executions, and streams its numbered events, the last of
-   * which is the result. A process belongs to its session: when the caller leaves, it goes on. It ends with the session.
-   * Repeated with the same process_id and command: attaches to that process, from the first event that is held.
-   * INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND or COMMAND_NOT_EXECUTABLE: the program; with reason
-   * FILE_NOT_DIRECTORY or FILE_PERMISSION_DENIED: the working directory; the id used for another command),
+   * Starts a process in the session's sandbox, next to its executions, and streams its numbered events, the last of
+   * which is the result. A process belongs to its session: when the caller leaves, it goes on. It ends with the
+   * session. Repeated with the same process_id and command: attaches to that process, from the first event that is
+   * held. INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND or COMMAND_NOT_EXECUTABLE: the program; with
+   * reason FILE_NOT_DIRECTORY or FILE_PERMISSION_DENIED: the working directory; the id used for another command),
    * PERMISSION_DENIED (the policy), NOT_FOUND (the session; with reason CWD_NOT_FOUND: the working directory),
-   * RESOURCE_EXHAUSTED (too many processes; arguments that the kernel does not take), FAILED_PRECONDITION (the session
-   * is lost), UNAVAILABLE (draining, or the audit log can't be written).
+   * RESOURCE_EXHAUSTED (too many processes; arguments that the kernel does not accept), FAILED_PRECONDITION (the
+   * session is lost), UNAVAILABLE (draining, or the audit log can't be written).
    *
    * @generated from rpc executor_api.v1.ExecutorService.StartProcess
    */
@@ -2973,9 +2977,9 @@ export const ExecutorService: GenService<{
     output: typeof StartProcessResponseSchema;
   },
   /**
-   * Streams the events of a process after a given number. Where events before the first that is held were dropped,
-   * an output_cut with their bytes comes in their place, with the number of the last of them. NOT_FOUND (no such
-   * process, or forgotten), OUT_OF_RANGE (after_event is past its last event). Repeating is harmless.
+   * Streams the events of a process after a given number. Events that are no longer held are replaced by one output_cut
+   * event, which has their bytes and the number of the last of them. NOT_FOUND (no such process, or forgotten),
+   * OUT_OF_RANGE (after_event is past its last event). Repeating is harmless.
    *
    * @generated from rpc executor_api.v1.ExecutorService.AttachProcess
    */
@@ -2985,7 +2989,7 @@ export const ExecutorService: GenService<{
     output: typeof AttachProcessResponseSchema;
   },
   /**
-   * The processes of a session that calls have started, those that ended among them until they are forgotten.
+   * The processes of a session that calls have started, including ended ones until they are forgotten.
    * NOT_FOUND. Repeating is harmless.
    *
    * @generated from rpc executor_api.v1.ExecutorService.ListProcesses
@@ -2997,8 +3001,8 @@ export const ExecutorService: GenService<{
   },
   /**
    * Writes to a process's standard input or terminal. `offset` makes it harmless to repeat: bytes that the process was
-   * given before are skipped. Answers when the bytes are in the sandbox; waits while the process does not take what it
-   * was given before. NOT_FOUND, INVALID_ARGUMENT (it has no input; a gap before the offset), FAILED_PRECONDITION with
+   * given before are skipped. Answers when the bytes are in the sandbox; waits while the process does not read the
+   * bytes before them. NOT_FOUND, INVALID_ARGUMENT (it has no input; a gap before the offset), FAILED_PRECONDITION with
    * reason PROCESS_ENDED (it has ended, or closed its input), RESOURCE_EXHAUSTED (too many writes wait).
    *
    * @generated from rpc executor_api.v1.ExecutorService.WriteProcess
@@ -3020,7 +3024,7 @@ export const ExecutorService: GenService<{
     output: typeof ResizeProcessResponseSchema;
   },
   /**
-   * Sends a signal to a process. NOT_FOUND, INVALID_ARGUMENT (no signal). Repeated: sends it again; after its end:
+   * Sends a signal to a process. NOT_FOUND, INVALID_ARGUMENT (not a signal). Repeated: sends it again; after its end:
    * nothing.
    *
    * @generated from rpc executor_api.v1.ExecutorService.SignalProcess
@@ -3035,8 +3039,8 @@ export const ExecutorService: GenService<{
    * says that it is open. Each side may end its direction with `shutdown` and still read; the call ends when both have.
    * INVALID_ARGUMENT, PERMISSION_DENIED (the policy), NOT_FOUND, RESOURCE_EXHAUSTED (too many connections of the
    * session), FAILED_PRECONDITION (with reason PORT_CLOSED: nothing listens there; or the session is lost).
-   * ABORTED never; a connection that the program reset ends with UNAVAILABLE, reason PORT_RESET. Repeated: another
-   * connection.
+   * A connection that the program reset ends with UNAVAILABLE, reason PORT_RESET, and never with ABORTED. Repeated:
+   * another connection.
    *
    * @generated from rpc executor_api.v1.ExecutorService.ForwardPort
    */
@@ -3046,7 +3050,7 @@ export const ExecutorService: GenService<{
     output: typeof ForwardPortResponseSchema;
   },
   /**
-   * Returns what the caller may ask for. Repeating is harmless.
+   * Returns the policy for the caller's sessions. Repeating is harmless.
    *
    * @generated from rpc executor_api.v1.ExecutorService.GetPolicy
    */

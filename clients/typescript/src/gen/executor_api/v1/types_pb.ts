@@ -317,7 +317,7 @@ export type Session = Message<"executor_api.v1.Session"> & {
   labels: { [key: string]: string };
 
   /**
-   * The reason for which the session is lost; empty unless it is.
+   * The reason why the session is lost; empty unless it is.
    *
    * @generated from field: string lost_reason = 13;
    */
@@ -352,7 +352,7 @@ export type Session = Message<"executor_api.v1.Session"> & {
   refusedLanguage: string[];
 
   /**
-   * Top-level modules that are authorized, or were asked for, and that the sandbox lacks: importing them will fail.
+   * Top-level modules that are authorized or were requested, and that the sandbox lacks: importing them will fail.
    * Reported by the daemon that made the session; empty after another daemon took the session over.
    *
    * @generated from field: repeated string missing_modules = 21;
@@ -389,8 +389,8 @@ export type Session = Message<"executor_api.v1.Session"> & {
   networkUsage?: NetworkUsage | undefined;
 
   /**
-   * The requirements of its environment, as "scikit-learn>=1.5": those that were asked for, and those that the policy
-   * added for missing modules.
+   * The requirements of its environment, as "scikit-learn>=1.5": the requested ones, and those that the policy added
+   * for missing modules.
    *
    * @generated from field: repeated string packages = 25;
    */
@@ -404,7 +404,7 @@ export type Session = Message<"executor_api.v1.Session"> & {
   environmentId: string;
 
   /**
-   * Images that have all of missing_modules, as far as this daemon has seen; the policy says which may be asked for.
+   * Images that have all of missing_modules, as far as this daemon has seen; the policy says which may be used.
    *
    * @generated from field: repeated string images_with_missing = 27;
    */
@@ -473,7 +473,7 @@ export const PolicyRefSchema: GenMessage<PolicyRef> = /*@__PURE__*/
   messageDesc(file_executor_api_v1_types, 7);
 
 /**
- * One thing asked for that the policy does not grant.
+ * One part of a request that the policy does not grant.
  *
  * @generated from message executor_api.v1.Violation
  */
@@ -563,14 +563,14 @@ export type ToolSpec = Message<"executor_api.v1.ToolSpec"> & {
   description: string;
 
   /**
-   * Parameter names in order, for the stub's signature; empty means (*args, **kwargs). Not of a shipped tool.
+   * Parameter names in order, for the stub's signature; empty means (*args, **kwargs). Not for a shipped tool.
    *
    * @generated from field: repeated string parameters = 3;
    */
   parameters: string[];
 
   /**
-   * A call that succeeds ends the execution, and its answer is the final answer. Not of a shipped tool.
+   * A call that succeeds ends the execution, and its answer is the final answer. Not for a shipped tool.
    *
    * @generated from field: bool is_final_answer = 4;
    */
@@ -592,7 +592,7 @@ export const ToolSpecSchema: GenMessage<ToolSpec> = /*@__PURE__*/
   messageDesc(file_executor_api_v1_types, 10);
 
 /**
- * A tool that runs inside the sandbox. Nothing but the sandbox unpickles, compiles or runs any of it.
+ * A tool that runs inside the sandbox. Only the sandbox unpickles, compiles or runs any of it.
  *
  * @generated from message executor_api.v1.ShippedTool
  */
@@ -608,7 +608,7 @@ export type ShippedTool = Message<"executor_api.v1.ShippedTool"> & {
     case: "source";
   } | {
     /**
-     * The tool as a value that only cloudpickle can carry, when its source can't be had.
+     * The tool as a value that only cloudpickle can carry, when its source is not available.
      *
      * @generated from field: executor_api.v1.Value value = 2;
      */
@@ -758,7 +758,7 @@ export const ImageEventSchema: GenMessage<ImageEvent> = /*@__PURE__*/
   messageDesc(file_executor_api_v1_types, 16);
 
 /**
- * The program displayed an object that shows itself by more than an image: a table, a figure of plotly. Its text was
+ * The program displayed an object with display data other than an image: a table, a figure of plotly. Its text was
  * printed.
  *
  * @generated from message executor_api.v1.DisplayEvent
@@ -1061,7 +1061,7 @@ export type ExecutionResult = Message<"executor_api.v1.ExecutionResult"> & {
   branch?: BranchEnd | undefined;
 
   /**
-   * The reason why no savepoint was taken before it, where one was asked for.
+   * The reason why no savepoint was taken before it, although one was requested.
    *
    * @generated from field: string savepoint_refused = 13;
    */
@@ -1108,7 +1108,7 @@ export type BranchEnd = Message<"executor_api.v1.BranchEnd"> & {
   variables?: Changes | undefined;
 
   /**
-   * Files and directories of the workspace. They are as they were before.
+   * Files and directories of the workspace. They have been restored.
    *
    * @generated from field: executor_api.v1.Changes files = 5;
    */
@@ -1151,7 +1151,7 @@ export type Changes = Message<"executor_api.v1.Changes"> & {
   removed: string[];
 
   /**
-   * They may have changed: it took too long, or too much memory, to look.
+   * They may have changed: the check took too long, or too much memory.
    *
    * @generated from field: repeated string unknown = 4;
    */
@@ -1320,8 +1320,8 @@ export const ProcessOutputSchema: GenMessage<ProcessOutput> = /*@__PURE__*/
   messageDesc(file_executor_api_v1_types, 29);
 
 /**
- * Output was left out here: the process printed more than the policy lets one print, or more than is kept while no
- * client reads it.
+ * Output was left out here: the process printed more than the policy allows for one process, or more than is kept while
+ * no client reads it.
  *
  * @generated from message executor_api.v1.ProcessOutputCut
  */
@@ -1351,7 +1351,7 @@ export type ProcessResult = Message<"executor_api.v1.ProcessResult"> & {
   outcome: ProcessOutcome;
 
   /**
-   * As a shell reports it: of a process that a signal ended, 128 and the signal's number. Absent when it is lost.
+   * As a shell reports it: for a process that a signal ended, 128 plus the signal's number. Absent when it is lost.
    *
    * @generated from field: optional int32 exit_code = 2;
    */
@@ -1619,7 +1619,7 @@ export type FileInfo = Message<"executor_api.v1.FileInfo"> & {
   modifyTime?: Timestamp | undefined;
 
   /**
-   * The rights, as chmod has them. 0 for artifacts of older journals.
+   * The permissions, as for chmod. 0 for artifacts of older journals.
    *
    * @generated from field: uint32 mode = 5;
    */
@@ -1764,14 +1764,14 @@ export type StateRules = Message<"executor_api.v1.StateRules"> & {
   savepoints: number;
 
   /**
-   * Bytes of the workspace that one holds.
+   * Bytes of the workspace that one savepoint holds.
    *
    * @generated from field: uint64 savepoint_file_bytes = 6;
    */
   savepointFileBytes: bigint;
 
   /**
-   * Branches that are kept at one time; 0: no code may be tried.
+   * Branches that are kept at one time; 0: no code may run in a branch.
    *
    * @generated from field: uint32 branches = 7;
    */
@@ -2002,7 +2002,7 @@ export type PackagesPolicy = Message<"executor_api.v1.PackagesPolicy"> & {
   maxEnvironmentBytes: bigint;
 
   /**
-   * Seconds before now: files that the index got later don't count. Absent: all count.
+   * Files that the index got within this many seconds before now are ignored. Absent: none are ignored.
    *
    * @generated from field: optional double exclude_newer_s = 6;
    */
@@ -2240,7 +2240,7 @@ export const SessionStateSchema: GenEnum<SessionState> = /*@__PURE__*/
   enumDesc(file_executor_api_v1_types, 0);
 
 /**
- * The reason for which a policy does not grant something.
+ * The reason why a policy does not grant something.
  *
  * @generated from enum executor_api.v1.ViolationKind
  */
@@ -2256,7 +2256,7 @@ export enum ViolationKind {
   ABOVE_CEILING = 1,
 
   /**
-   * Not among the things that may be asked for.
+   * Not among the things that may be requested.
    *
    * @generated from enum value: VIOLATION_KIND_NOT_ALLOWED = 2;
    */
@@ -2341,7 +2341,7 @@ export enum Outcome {
   OUT_OF_MEMORY = 8,
 
   /**
-   * It went on printing far past output_bytes.
+   * It printed far more than output_bytes.
    *
    * @generated from enum value: OUTCOME_OUTPUT_LIMIT = 9;
    */
@@ -2504,7 +2504,7 @@ export enum SignalTarget {
   PROCESS = 2,
 
   /**
-   * Everything that it started, but what has left its kernel session.
+   * Everything that it started, except what has left its kernel session.
    *
    * @generated from enum value: SIGNAL_TARGET_TREE = 3;
    */
@@ -2613,7 +2613,7 @@ export enum FileChangeKind {
   CREATED = 1,
 
   /**
-   * Its contents; of a path that was deleted and made again, too.
+   * Its contents changed, or it was deleted and made again.
    *
    * @generated from enum value: FILE_CHANGE_KIND_CHANGED = 2;
    */

@@ -48,7 +48,7 @@ def test_a_step_that_is_stopped_says_so_and_its_session_goes_on(watched: Watched
         def stop(_event: object) -> None:
             assert admin(watched, "stop", session.session_id, "e1").returncode == 0
 
-        result = session.execute("print('begun')\nwhile True: pass", execution_id="e1", on_event=stop)
+        result = session.execute("print('begun')\nimport time\ntime.sleep(600)", execution_id="e1", on_event=stop)
         assert result.outcome is Outcome.CANCELLED
         assert result.error is not None and "an administrator stopped it" in result.error.message
         assert session.execute("1 + 1").output == 2

@@ -147,8 +147,10 @@ def test_a_text_for_the_shell_may_be_longer_than_an_argument(session: Session, s
 
 
 def test_a_stream_yields_output_as_it_comes_and_then_the_result(session: Session) -> None:
-    events = session.processes.stream("cat; echo two >&2; exit 3", input="one\n", merge_stderr=True)
+    script = "cat; until [ -e read ]; do sleep 0.05; done; echo two >&2; exit 3"
+    events = session.processes.stream(script, input="one\n", merge_stderr=True)
     assert (first := next(events)) == ProcessOutput(2, "stdout", b"one\n"), first
+    session.files.write("read", b"")
     *rest, result = events
     assert [each.data for each in rest if isinstance(each, ProcessOutput)] == [b"two\n"]
     assert isinstance(result, ProcessResult) and result.exit_code == 3

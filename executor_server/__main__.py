@@ -16,6 +16,8 @@ try:
     from executor_server.daemon.cli import main
 except ModuleNotFoundError as error:
     sys.exit(f"executor-server: {error}: pip install 'remote-executor[server]'")
+except KeyboardInterrupt:
+    sys.exit(130)  # as in `cli`, which handles it when it is imported
 
 if __name__ == "__main__":
     main()

@@ -167,6 +167,33 @@ def test_both_command_lines_know_their_version() -> None:
         assert version in subprocess.check_output([sys.executable, "-c", program], text=True)
 
 
+@pytest.mark.parametrize(
+    ("command", "module"),
+    [
+        ("executor_client.cli run -c 1", "executor_client.cli.arguments"),
+        ("executor_client.cli run -c 1", "executor_client.cli.commands"),
+        ("executor_server serve", "executor_server.daemon.cli"),
+        ("executor_server serve", "executor_server.daemon.daemon"),
+        ("executor_server token list", "executor_server.daemon.cli.token"),
+    ],
+)
+def test_a_command_line_that_is_interrupted_while_it_imports_ends_quietly(command: str, module: str) -> None:
+    program = f"""
+import runpy, signal, sys
+
+class Interrupts:
+    def find_spec(self, name, path, target=None):
+        if name == "{module}":
+            signal.raise_signal(signal.SIGINT)
+
+sys.meta_path.insert(0, Interrupts())
+package, *sys.argv[1:] = {command.split()}
+runpy.run_module(package, run_name="__main__", alter_sys=True)
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stdout, ended.stderr) == (130, "", "")
+
+
 def test_the_clients_public_names_are_imported_when_asked_for() -> None:
     import executor_client
 

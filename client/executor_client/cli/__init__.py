@@ -2,7 +2,7 @@
 
 Owns the command line and its output. It must not know gRPC or the wire: it works through `ExecutorClient`, as any
 program could. Modules that need gRPC are imported when a command runs, so that `--help` and a wrong option answer at
-once.
+once. Our other modules are imported by `main`, which ends quietly if it is interrupted meanwhile.
 """
 
 from __future__ import annotations
@@ -14,8 +14,6 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-
-from executor_client.cli.arguments import make_parser
 
 EXIT_SUCCEEDED = 0
 EXIT_FAILED = 1
@@ -29,12 +27,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     0: success; 1: the program failed; 2: the command could not run; 130: interrupted; 143: ended by SIGTERM. If a
     program exits with its own code, that code is returned.
     """
-    parser = make_parser()
-    options = parser.parse_args(arguments)
-    if options.command is None:
-        parser.print_help()
-        return EXIT_REFUSED
-    return _run(options)
+    try:
+        from executor_client.cli.arguments import make_parser
+
+        parser = make_parser()
+        options = parser.parse_args(arguments)
+        if options.command is None:
+            parser.print_help()
+            return EXIT_REFUSED
+        return _run(options)
+    except KeyboardInterrupt:  # while modules were imported: nothing has begun
+        return EXIT_INTERRUPTED
 
 
 def _run(options: argparse.Namespace) -> int:

@@ -2,7 +2,7 @@
 
 Problems are reported in sentences on stderr. Exit codes: 0 done; 1 the host lacks something (check-host, serve);
 2 wrong usage; 3 wrong configuration or policy; 4 the state directory, a file of it or an address can't be used; 5 an
-audit log that is not whole (audit verify). `policy diff` and `policy explain` have codes of their own.
+audit log that is not whole (audit verify); 130 interrupted. `policy diff` and `policy explain` have codes of their own.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from executor_server.daemon.cli.images import images
 from executor_server.daemon.cli.shared import (
     EXIT_CONFIG,
     EXIT_HOST,
+    EXIT_INTERRUPTED,
     EXIT_PLACE,
     configured,
     fail,
@@ -79,6 +80,13 @@ class _Main(click.Group):
             command = getattr(import_module(f"executor_server.daemon.cli.{name}"), str(name))
             assert isinstance(command, click.Group), name
         return name, command, rest
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Ends quietly on Ctrl-C, also during imports. click would print "Aborted!" and exit with 1."""
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            ctx.exit(EXIT_INTERRUPTED)
 
 
 @click.group(cls=_Main, context_settings={"help_option_names": ["-h", "--help"]})

@@ -16,6 +16,7 @@ from executor_server.core.config import BackendName, Config, ConfigError, load
 EXIT_HOST = 1
 EXIT_CONFIG = 3
 EXIT_PLACE = 4
+EXIT_INTERRUPTED = 130
 
 _SPAN = re.compile(r"([1-9][0-9]{0,8})([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}

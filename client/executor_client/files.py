@@ -23,7 +23,7 @@ from executor_client._core import archives, convert, requests
 from executor_client._core.arguments import checks_calls
 from executor_client._core.file_reader import FileReader
 from executor_client._core.limits import FILE_BYTES_MAX, transfer_timeout_s
-from executor_client._core.local import Content, LocalPath, NewFile, content_of
+from executor_client._core.local import Content, LocalPath, NewFile, content_of, write_all
 from executor_client._core.requests import Upload
 from executor_client._core.session_base import SessionBase
 from executor_client._core.short_repr import ShortRepr
@@ -151,7 +151,7 @@ class SessionFiles(ShortRepr):
             reader = FileReader(tar=True)
             with contextlib.closing(self._pieces(reader, path)) as pieces:
                 for piece in pieces:
-                    on_disk(spool.write, piece)
+                    on_disk(write_all, spool, piece, target)
             return reader.finish()
 
         with archives.spool_for(target) as spool:

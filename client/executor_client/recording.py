@@ -682,6 +682,7 @@ class FetchedFile(_File):
     def _discard(self, error: OSError) -> None:
         self.is_open = True
         self.discard()
+        error.filename = str(self._path)  # a write has no name
         raise error
 
 

@@ -182,6 +182,43 @@ def test_cp_copies_files_and_directories_both_ways(
         assert not (tmp_path / "no").exists()
 
 
+BIG = "import base64, os\nbig = base64.b64encode(os.urandom(300_000)).decode()\n"
+DISPLAYS = "class Page:\n    def _repr_html_(self): return big\ndisplay(Page())"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (("cp", "SESSION:big", "DIR/big"), 2, "'DIR/big'"),
+        (("cp", "SESSION:dir", "DIR/dir"), 2, "'DIR/dir'"),
+        (("run", "--save-state", "DIR/state", "-c", BIG), 2, "'DIR/state'"),
+        (("run", "--get-artifacts", "DIR", "-c", f"{BIG}open('made', 'w').write(big)"), 0, "'DIR/made'"),
+        (("run", "--save-images", "DIR", "-c", f"{BIG}{DISPLAYS}"), 0, "'DIR/display-1.html'"),
+        (("run", "--record", "DIR/r.rxr", "-c", f"{BIG}print(big)"), 0, "the recording DIR/r.rxr failed"),
+    ],
+    ids=lambda value: value[1].strip("-") if isinstance(value, tuple) else "",
+)
+def test_a_full_disk_is_reported_with_the_file_and_leaves_nothing_of_it(
+    environment: dict[str, str],
+    client: ExecutorClient,
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    code: int,
+    said: str,
+) -> None:
+    with client.create_session(authorized_imports=["os", "base64"]) as session:
+        session.execute(f"{BIG}os.mkdir('dir')\nfor name in ('big', 'dir/big'): open(name, 'w').write(big)")
+        placed = [each.replace("DIR", str(tmp_path)).replace("SESSION", session.session_id) for each in arguments]
+        # The small disk is a mount in a namespace of its own, which ends with the command.
+        script = 'mount -t tmpfs -o size=64k none "$0" && "$@"; code=$?; find "$0" -type f; exit $code'
+        command = ["unshare", "-rm", "sh", "-c", script, str(tmp_path), *EXECUTOR, *placed]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
+    assert done.returncode == code, done.stderr
+    assert str(tmp_path) not in done.stdout, "the partial file is removed"
+    assert said.replace("DIR", str(tmp_path)) in done.stderr and "No space left on device" in done.stderr
+    assert "choose another place" in done.stderr or "--record" in arguments
+
+
 def test_one_session_is_gone_on_in_looked_at_and_ended(environment: dict[str, str], client: ExecutorClient) -> None:
     session = client.create_session()
     name = session.session_id[:8]

@@ -97,9 +97,9 @@ def _parts(entries: list[_Entry]) -> Iterator[bytes]:
 
 
 def spool_for(directory: Path) -> BinaryIO:
-    """Opens an unnamed file for an archive, on the disk of the directory that it will be unpacked into."""
+    """Opens an unnamed, unbuffered file for an archive, on the disk of the directory that it will be unpacked into."""
     existing = next((path for path in (directory, *directory.absolute().parents) if path.is_dir()), None)
-    return cast("BinaryIO", tempfile.TemporaryFile(dir=existing))
+    return cast("BinaryIO", tempfile.TemporaryFile(dir=existing, buffering=0))
 
 
 def unpack(archive: BinaryIO, directory: Path) -> None:

@@ -6,6 +6,7 @@ from such a name: it stays below the directory that the caller chose, even if a 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import secrets
@@ -95,11 +96,8 @@ class NewFile:
         # Not derived from the name, which may already have the maximum length.
         self._part = self._path.with_name(f".executor-{secrets.token_hex(8)}.part")
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-        try:
+        with naming(self._path):
             fd = os.open(self._part, flags, mode)
-        except OSError as error:
-            error.filename = str(self._path)  # the name that the caller knows
-            raise
         self._file = os.fdopen(fd, "wb", buffering=0)
         self._left = FILE_BYTES_MAX
 
@@ -108,9 +106,7 @@ class NewFile:
         self._left -= len(data)
         if self._left < 0:
             raise ProtocolError(f"a file has more than the accepted {FILE_BYTES_MAX} bytes")
-        view = memoryview(data)
-        while view:
-            view = view[self._file.write(view) :]
+        write_all(self._file, data, self._path)
 
     def commit(self) -> None:
         self._file.close()
@@ -122,6 +118,24 @@ class NewFile:
     def __exit__(self, *exc_info: object) -> None:
         self._file.close()
         self._part.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def naming(path: Path) -> Iterator[None]:
+    """Gives an OSError the name that the caller knows: a write has none, and a temporary file another one."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = str(path)
+        raise
+
+
+def write_all(file: BinaryIO, data: bytes, path: Path) -> None:
+    """Appends to an unbuffered file, which belongs to this path. Raises OSError with the path."""
+    view = memoryview(data)
+    with naming(path):
+        while view:
+            view = view[file.write(view) :]
 
 
 def check_name(name: str) -> tuple[str, ...]:

@@ -29,7 +29,7 @@ from executor_client.cli import (
     top,
 )
 from executor_client.cli.completion import completion
-from executor_client.cli.console import Console
+from executor_client.cli.console import Console, disk_advice
 from executor_client.cli.copying import copy
 from executor_client.cli.import_hints import show_end
 from executor_client.cli.naming import find_session, located, matching_id, names_of, refuse_for_existing
@@ -121,7 +121,7 @@ def _recording(session: Session, path: Path | None) -> contextlib.AbstractContex
     try:
         return session.record(path)
     except OSError as error:
-        raise InvalidRequest(f"{path} can't be written: {error.strerror}") from error
+        raise InvalidRequest(f"{path} can't be written: {error.strerror}{disk_advice(error)}") from error
 
 
 def _read_header(name: str, code: str, options: argparse.Namespace, console: Console) -> ScriptHeader:
@@ -279,7 +279,7 @@ def _save_artifacts(session: Session, result: ExecutionResult, directory: Path, 
         try:
             session.files.get(artifact.path, path_below(directory, artifact.path))
         except (ExecutorClientError, OSError) as error:
-            console.remark(f"{artifact.path!r} was not saved: {error}")
+            console.remark(f"{artifact.path!r} was not saved: {error}{disk_advice(error)}")
 
 
 def _load_state(path: Path) -> Checkpoint:
@@ -306,7 +306,7 @@ def _save_state(session: Session, path: Path, console: Console) -> None:
     try:
         state.save(path)
     except OSError as error:
-        raise InvalidRequest(f"the state was not saved: {error}") from error
+        raise InvalidRequest(f"the state was not saved: {error}{disk_advice(error)}") from error
     if state.manifest is not None:
         _show_omissions(state.manifest, "saved", console)
 
@@ -343,7 +343,7 @@ def _copy(client: ExecutorClient, options: argparse.Namespace, console: Console)
     try:
         copy(client, options.source, options.target)
     except OSError as error:
-        console.fail(str(error))
+        console.fail(f"{error}{disk_advice(error)}")
         return EXIT_REFUSED
     return EXIT_SUCCEEDED
 

@@ -7,6 +7,7 @@ Files, and pipes in scripts, get the text unchanged; with `raw`, every stream do
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import stat
@@ -17,6 +18,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from executor_client._core.local import NewFile
 from executor_client._core.terminal import encodable, shown
 from executor_client._core.value_text import value_text
 from executor_client.cli.progress import ProgressReport
@@ -157,10 +159,16 @@ class Console:
             self.remark(f"{what}; --save-images DIR saves it")
             return
         self._images += 1
-        self._image_dir.mkdir(parents=True, exist_ok=True)
         path = self._image_dir / name.format(self._images)
-        path.write_bytes(data)
-        self.remark(f"saved {path}")
+        try:
+            self._image_dir.mkdir(parents=True, exist_ok=True)
+            with NewFile(path) as file:
+                file.write(data)
+                file.commit()
+        except OSError as error:
+            self.remark(f"{what} was not saved: {error}{disk_advice(error)}")
+        else:
+            self.remark(f"saved {path}")
 
     def _write(self, stream: TextIO, text: str, style: str = "") -> None:
         self._progress.close()
@@ -175,6 +183,12 @@ class Console:
 
             colours.print(Text(text, style=style), end="", soft_wrap=True)
         stream.flush()
+
+
+def disk_advice(error: Exception) -> str:
+    """Returns the end of a message about a local file: what to do if its disk is full, else nothing."""
+    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+    return "; free some space there, or choose another place" if is_full else ""
 
 
 def _plain(value: Any) -> object:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from executor_client._core.local import NewFile
 from executor_client._core.terminal import aligned
-from executor_client.cli.console import Console
+from executor_client.cli.console import Console, disk_advice
 from executor_client.client import ExecutorClient
 from executor_client.errors import InvalidRequest
 from executor_client.recording import Recording, Step
@@ -58,7 +58,7 @@ def _write(path: Path, texts: Iterable[str]) -> None:
                 file.write(text.encode())
             file.commit()
     except OSError as error:
-        raise InvalidRequest(f"{path} can't be written: {error.strerror}") from error
+        raise InvalidRequest(f"{path} can't be written: {error.strerror}{disk_advice(error)}") from error
 
 
 def _show(recording: Recording, speed: float | None, console: Console) -> None:
@@ -137,7 +137,7 @@ def get(client: ExecutorClient, options: argparse.Namespace, console: Console) -
     try:
         client.get_recording(names[0], path)
     except OSError as error:
-        raise InvalidRequest(f"{path} can't be written: {error}") from error
+        raise InvalidRequest(f"{path} can't be written: {error.strerror or error}{disk_advice(error)}") from error
     console.remark(f"written to {path}")
     return EXIT_SAME
 

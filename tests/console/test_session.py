@@ -117,6 +117,7 @@ def test_values_beyond_their_bound_are_named(browser: Browser, session: Session)
         shown = browser.get(path)
         assert "weather(…)  a value of 300,0" in shown
         assert shown.count("bytes is not shown") == 2
+        assert "unknown time" not in shown
         assert "succeeded" in shown and "xxx" not in shown
 
 

@@ -251,7 +251,9 @@ def test_exec_has_directory_and_variables(environment: dict[str, str], session: 
 
 
 def test_interrupt_of_exec_interrupts_the_command(environment: dict[str, str], session: Session) -> None:
-    command = [*EXECUTOR, "exec", "-n", session.session_id, "--", "sh", "-c", "echo started; sleep 1000"]
+    """No shell: dash loses a SIGINT between its fork and the child's exec, which another Ctrl-C makes up for."""
+    session.put_file("text", b"started\n")
+    command = [*EXECUTOR, "exec", "-n", session.session_id, "--", "tail", "-f", "text"]
     with popen(command, env=environment, stdout=subprocess.PIPE) as process:
         assert process.stdout is not None and process.stdout.readline() == b"started\n"
         process.send_signal(signal.SIGINT)

@@ -188,16 +188,23 @@ class Page:
         return bool(self.until(f"document.body && document.body.innerText.includes({json.dumps(text)})"))
 
     def click(self, selector: str) -> None:
-        """Clicks an element as a mouse does, at its middle, once it is there."""
-        quoted = json.dumps(selector)
-        self.until(f"!!document.querySelector({quoted})")
-        x, y = self.evaluate(
-            f"(element => {{ element.scrollIntoView({{block: 'center', behavior: 'instant'}});"
-            f" const box = element.getBoundingClientRect();"
-            f" return [box.x + box.width / 2, box.y + box.height / 2]; }})(document.querySelector({quoted}))"
+        """Clicks an element once it is there and a mouse would hit its middle.
+
+        The page does all of it in one turn: elements may move between a look and an event of the mouse.
+        """
+        self.until(
+            f"""(() => {{
+                const element = document.querySelector({json.dumps(selector)});
+                if (element === null) return false;
+                element.scrollIntoView({{block: "center", behavior: "instant"}});
+                const box = element.getBoundingClientRect();
+                const hit = document.elementFromPoint(box.x + box.width / 2, box.y + box.height / 2);
+                if (!element.contains(hit)) return false;
+                element.focus();
+                element.click();
+                return true;
+            }})()"""
         )
-        for kind in ("mousePressed", "mouseReleased"):
-            self.send("Input.dispatchMouseEvent", {"type": kind, "x": x, "y": y, "button": "left", "clickCount": 1})
 
     def press(self, key: str) -> None:
         """Presses a key, as "Tab"."""

@@ -19,6 +19,9 @@ from collections.abc import Callable
 MIN_WINDOW_BYTES = 256 * 1024
 MAX_WINDOW_BYTES = 64 * 1024 * 1024
 _PART = 4
+# The most seconds that sessions wait before they ask again. The use of this node may never make room: the front of a
+# fleet allows a node 0 bytes if other nodes have spent the quota.
+_MAX_WAIT_S = 60.0
 
 
 class EgressWindows:
@@ -39,7 +42,8 @@ class EgressWindows:
         self._left[tenant] = max(left_bytes, self._left.get(tenant, 0.0))
         if left_bytes <= 0:
             if tenant not in self._waiting:
-                self._waiting[tenant] = asyncio.get_running_loop().call_later(wait_s, self._on_room, tenant)
+                delay_s = min(wait_s, _MAX_WAIT_S)
+                self._waiting[tenant] = asyncio.get_running_loop().call_later(delay_s, self._on_room, tenant)
             return 0
         part = int(left_bytes) // (_PART * max(1, sessions))
         return max(MIN_WINDOW_BYTES, min(MAX_WINDOW_BYTES, part))

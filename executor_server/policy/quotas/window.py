@@ -29,7 +29,9 @@ class Window:
         return math.fsum(amount for _, amount in self._amounts)
 
     def wait_s(self, limit: float, now_s: float) -> float:
-        """Returns the seconds until the sum is below the limit, if nothing is added; 0 when it is."""
+        """Returns the seconds until the sum is below the limit, if nothing is added; 0 when it is, inf if never."""
+        if limit <= 0:
+            return math.inf
         total = self.total(now_s)
         for part, amount in self._amounts:
             if total < limit:

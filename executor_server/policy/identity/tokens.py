@@ -83,7 +83,7 @@ class Tokens:
         self._now = now
         self._entries = {_LOCAL_ID: self._local}
         self._tenants: Set[str] = frozenset({self._local.principal.tenant})
-        self._seen: FileVersion | None = None  # None: read the file in any case
+        self._seen: FileVersion | None = None  # of the content that was read last, valid or not; None: no file
         self._reading = asyncio.Lock()  # one reading at a time: an older one must not overwrite a newer one
         self._reported = ""  # the last problem that was logged
         self._listeners: list[Callable[[TokenNews], None]] = []
@@ -130,13 +130,17 @@ class Tokens:
             return False
         async with self._reading:
             # Taken before the reading: a write in between makes another version, which is read the next time.
-            self._seen = self._file.version()
+            version = self._file.version()
             before = self._entries
             try:
                 self._take(await asyncio.to_thread(self._read))  # a large file takes a while to parse
-            except asyncio.CancelledError:
-                self._seen = None  # the reading was interrupted, so the next one must not skip the file
+            except TokenFileError as error:
+                # A file that the system could not read, as without a free descriptor, is read again the next time. So
+                # is one whose reading was cancelled.
+                if not isinstance(error.__cause__, OSError):
+                    self._seen = version
                 raise
+            self._seen = version
             self._reported = ""
             if self._entries == before:
                 return False

@@ -115,6 +115,10 @@ def test_a_token_ends_at_the_moment_that_it_says(file: TokenFile) -> None:
 # -- a file that changes
 
 
+def failing_open(*_args: Any) -> int:
+    raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+
+
 async def test_what_changes_in_the_file_counts_without_a_restart(file: TokenFile) -> None:
     tokens = Tokens(LOCAL_TOKEN, file)
     record, token = file.new("acme", "ci")
@@ -155,6 +159,35 @@ async def test_a_file_that_is_mended_counts_again(file: TokenFile) -> None:
     file.revoke(record.id)
     await tokens.refresh()
     assert accepted(tokens, token) is None
+
+
+@pytest.mark.parametrize("is_removed", [False, True])
+async def test_a_failed_reading_keeps_no_revoked_token_alive(
+    file: TokenFile, monkeypatch: pytest.MonkeyPatch, is_removed: bool
+) -> None:
+    """The daemon may be out of descriptors for a moment. The file was then not read again until its next change."""
+    record, token = file.new("acme", "ci")
+    tokens = Tokens(LOCAL_TOKEN, file)
+    file.revoke(record.id)
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "open", failing_open)
+        await tokens.refresh()
+    if is_removed:
+        file.path.unlink()
+    await tokens.refresh()
+    assert accepted(tokens, token) is None
+
+
+async def test_a_malformed_file_is_read_once(file: TokenFile, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each call with a wrong token refreshes, and a file may have megabytes."""
+    tokens = Tokens(LOCAL_TOKEN, file)
+    file.path.touch(0o600)
+    file.path.write_text("[{")
+    await tokens.refresh()
+    monkeypatch.setattr(os, "open", failing_open)
+    with structlog.testing.capture_logs() as logged:
+        await tokens.refresh()
+    assert not logged
 
 
 async def test_who_asks_for_a_reload_and_goes_away_keeps_no_revoked_token_alive(file: TokenFile) -> None:

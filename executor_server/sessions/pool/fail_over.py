@@ -42,11 +42,15 @@ _log = structlog.get_logger(__name__)
 
 @dataclass(frozen=True)
 class FailOverSettings:
-    """Seconds for which a backend is passed over, and for which the start waits for one that has known sandboxes."""
+    """Seconds for which a backend is passed over, and for which the start waits for one that has known sandboxes.
+
+    `sweep_wait_s`: seconds for which a sweep waits for a backend's start.
+    """
 
     health: HealthSettings = field(default_factory=HealthSettings)
     adopt_wait_s: float = 15.0
     adopt_retry_s: float = 1.0
+    sweep_wait_s: float = 15.0
 
 
 class BackendSet:
@@ -110,7 +114,8 @@ class BackendSet:
 
     async def sweep(self) -> int:
         """Sweeps all, and starts those that could not be started before. Logs failures instead of raising them."""
-        results = await outcomes_of(member.sweep() for member in self._members.values())
+        deadline_s = asyncio.get_running_loop().time() + self._settings.sweep_wait_s
+        results = await outcomes_of(member.sweep(deadline_s) for member in self._members.values())
         return sum(result for result in results if not isinstance(result, SandboxFailure))
 
     async def fingerprint(self, spec: SandboxSpec) -> str:
@@ -210,11 +215,11 @@ class _Member:
             raise
         self.is_started = True
 
-    async def _start_by(self, deadline_s: float | None) -> None:
+    async def _start_by(self, deadline_s: float) -> None:
         """Waits for a start until the deadline; the start itself goes on afterwards. Raises SandboxFailure."""
         if self._late_start is None:
             self._late_start = asyncio.create_task(self.start(), name=f"start of {self.name}")
-        left_s = None if deadline_s is None else deadline_s - asyncio.get_running_loop().time()
+        left_s = deadline_s - asyncio.get_running_loop().time()
         done, _ = await asyncio.wait([self._late_start], timeout=left_s)
         if not done:
             late = SandboxFailure("it has not started yet")
@@ -223,7 +228,7 @@ class _Member:
         ended, self._late_start = self._late_start, None
         ended.result()
 
-    async def take_over(self, known: Sequence[KnownSandbox], deadline_s: float | None = None) -> Mapping[str, Sandbox]:
+    async def take_over(self, known: Sequence[KnownSandbox], deadline_s: float) -> Mapping[str, Sandbox]:
         """Takes over what an earlier daemon left; starts the backend before, if needed. Raises SandboxFailure.
 
         Waits for a start until `deadline_s`, by the event loop's clock.
@@ -240,10 +245,11 @@ class _Member:
         self._serves, self._logged = True, ""
         return adopted
 
-    async def sweep(self) -> int:
+    async def sweep(self, deadline_s: float) -> int:
+        """Sweeps, or starts the backend first. Waits for a start until the deadline: others are swept, too."""
         if not self._serves:
             # The sessions of its sandboxes were declared lost at the daemon's start, so all of these are destroyed.
-            await self.take_over(())
+            await self.take_over((), deadline_s)
             return 0
         try:
             found = await self.backend.sweep()

@@ -521,6 +521,23 @@ async def test_a_start_that_goes_on_outlives_whom_it_is_for_and_ends_with_the_se
     assert unstarted.docker.calls == ["start", "start", "close"]
 
 
+async def test_a_start_that_hangs_keeps_no_other_backend_from_being_swept(tmp_path: Path) -> None:
+    """The sweep waited for the start, and the sweeper for the sweep."""
+    bench = Bench(tmp_path, replace(SETTINGS, sweep_wait_s=0.0))
+    bench.docker.wrong["start"] = DOWN
+    await bench.both.start()
+    await bench.both.adopt(())
+    del bench.docker.wrong["start"]
+    bench.docker.may_start.clear()
+    assert [await asyncio.wait_for(bench.both.sweep(), 10.0) for _ in range(2)] == [2, 2]
+    assert bench.e2b.calls.count("sweep") == 2
+    bench.docker.may_start.set()
+    assert await eventually_async(lambda: len(asyncio.all_tasks()) == 1)
+    await bench.both.sweep()
+    assert bench.docker.calls == ["start", "start", "adopt"]
+    await bench.both.close()
+
+
 # -- the rest
 
 

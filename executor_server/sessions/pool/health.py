@@ -79,7 +79,7 @@ class BackendHealth:
         try:
             yield
         except (ImageNotReady, SpecUnsupported):
-            self._forget(make)  # it answers
+            self._forget(make)  # often known without asking the backend, so one that is silent or full stays so
             raise
         except (BackendFull, BackendSilent) as failure:
             self._note_for_all(failure, tried)

@@ -360,6 +360,24 @@ async def test_a_spec_that_it_never_makes_says_nothing_of_the_backend(bench: Ben
     assert await bench.failure(replace(SPEC, backends=("docker",))) is NEVER
 
 
+@pytest.mark.parametrize("refusal", [NEVER, ImageNotReady("nobody built it")])
+async def test_a_refusal_that_needs_no_answer_does_not_end_a_silence(bench: Bench, refusal: SandboxFailure) -> None:
+    """A client could end it as often as it likes, and many creations at a time would wait out the time-out."""
+    bench.docker.wrong["create"] = SILENT
+    await bench.factory()
+    bench.time_s += 1.0
+    bench.docker.wrong["create"] = refusal
+    await bench.factory()
+    bench.docker.wrong["create"] = SILENT
+    asked = bench.docker.creations
+    bench.docker.admission.clear()
+    creations = [asyncio.create_task(bench.factory(replace(BOTH, processes=number))) for number in range(1, 11)]
+    await asyncio.sleep(0)
+    bench.docker.admission.set()
+    assert await asyncio.gather(*creations) == ["e2b"] * 10
+    assert bench.docker.creations == asked + 1
+
+
 FULL_SOON, FULL_LATE = BackendFull("full", 3.0), BackendFull("full too", 9.0)
 FETCHED, MISSING = ImageNotReady("being fetched", 5.0), ImageNotReady("nobody built it")
 

@@ -10,9 +10,8 @@ about running sessions are in session_rules.py.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Literal
 
 from executor_server.core import (
@@ -46,7 +45,6 @@ from executor_server.policy.grants import (
     session_limits,
 )
 from executor_server.policy.identity import TenantRights
-from executor_server.policy.lock_file import LockFile
 from executor_server.policy.network import (
     able_to_serve,
     asking_violations,
@@ -176,18 +174,10 @@ class Policy:
         return any(profile.network.has_hosts for profile in self._file.profiles.values())
 
     @property
-    def lock_files(self) -> tuple[Path, ...]:
-        """The lock files that it was read with."""
-        return tuple(sorted({lock.file for lock in self._locks()}))
-
-    @property
     def locks(self) -> dict[str, bytes]:
-        """The contents of these files, by the paths in the policy."""
-        return {str(lock.path): lock.content for lock in self._locks()}
-
-    def _locks(self) -> Iterator[LockFile]:
+        """The contents of the lock files that it was read with, by the paths in the policy."""
         locks = (profile.packages.lock for profile in self._file.profiles.values())
-        return (lock for lock in locks if lock is not None)
+        return {str(lock.path): lock.content for lock in locks if lock is not None}
 
     # -- sessions
 

@@ -22,6 +22,7 @@ import structlog
 from executor_server.core.config import ConfigError, read_trusted
 from executor_server.policy.decide import Policy
 from executor_server.policy.file import PolicyFile, built_in_policy, parse_policy
+from executor_server.policy.lock_file import lock_files_read
 
 WATCH_INTERVAL_S = 0.5
 """Seconds between checks of the policy file for changes."""
@@ -72,13 +73,14 @@ class PolicyStore:
         self._interval_s = interval_s
         self._listener = listener or PolicyListener()
         self._seen = _READ_AGAIN if path is None else (_signature(path),)
+        self._locks: Sequence[Path] = ()  # that the policy file named when it was read last, also if it was refused
         self._reported = ""  # digest of the content and the problems that were last reported
         self._reading = asyncio.Lock()
         self._asked = asyncio.Event()
         self._watcher: asyncio.Task[None] | None = None
         self.content = b"" if path is None else read_trusted(path, "policy file")
         """The content of the file that the policy in force was read from; empty for the built-in policy."""
-        self.current = make(built_in_policy() if path is None else parse_policy(self.content, path, copies))
+        self.current = make(built_in_policy()) if path is None else self._policy_of(self.content, path)
         self.before: Policy | None = None  # the policy that was in force before; None: there was none
         self.load_time_s = time.time()  # Unix time at which the policy in force was read
 
@@ -134,7 +136,7 @@ class PolicyStore:
             found = b""
             try:
                 found = await self._read_settled(path)
-                policy = await asyncio.to_thread(lambda: self._make(parse_policy(found, path, self._copies)))
+                policy = await asyncio.to_thread(self._policy_of, found, path)
             except ConfigError as error:
                 if not found:  # the file could not be read, which may be temporary
                     self._seen = _READ_AGAIN
@@ -157,8 +159,16 @@ class PolicyStore:
         raise ConfigError([f"The policy file {path} keeps changing; write it once, or replace it."])
 
     def _signatures(self, path: Path) -> tuple[_Signature, ...]:
-        """The signatures of the policy file and of the locks that the policy in force was read with."""
-        return _signature(path), *map(_signature, self.current.lock_files)
+        """The signatures of the policy file and of the locks that it named when it was read last."""
+        return _signature(path), *map(_signature, self._locks)
+
+    def _policy_of(self, content: bytes, path: Path) -> Policy:
+        """Raises ConfigError."""
+        with lock_files_read() as locks:
+            try:
+                return self._make(parse_policy(content, path, self._copies))
+            finally:
+                self._locks = sorted(locks)
 
     def _take(self, policy: Policy, content: bytes, *, asked: bool) -> bool:
         before = self.current

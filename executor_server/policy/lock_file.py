@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -69,6 +69,20 @@ def copies_in(folder: Path | None) -> Iterator[None]:
         _copies.reset(token)
 
 
+_read: ContextVar[set[Path] | None] = ContextVar("read", default=None)
+
+
+@contextmanager
+def lock_files_read() -> Iterator[Set[Path]]:
+    """Yields the lock files that the block has tried to read so far."""
+    files = set[Path]()
+    token = _read.set(files)
+    try:
+        yield files
+    finally:
+        _read.reset(token)
+
+
 def copy_of(path: str) -> str:
     """Returns the name of the copy of a lock file."""
     return f"{hashlib.sha256(path.encode()).hexdigest()}.toml"
@@ -80,6 +94,8 @@ def read_lock(path: Path) -> LockFile:
         raise ValueError("is not an absolute path")
     copies = _copies.get()
     file = path if copies is None else copies / copy_of(str(path))
+    if (read := _read.get()) is not None:
+        read.add(file)
     try:
         data = read_trusted(file, "lock file", max_bytes=MAX_LOCK_BYTES)
         distributions = _distributions_in(data)

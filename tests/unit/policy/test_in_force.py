@@ -165,21 +165,37 @@ async def test_who_asks_and_goes_away_takes_nothing_along(bench: Bench) -> None:
 # -- watched
 
 
+WHEEL = f'wheels = [{{ url = "https://a.example/x-1-py3-none-any.whl", hashes = {{ sha256 = "{"ab" * 32}" }} }}]'
+LOCK = f'lock-version = "1.0"\ncreated-by = "uv"\n[[packages]]\nname = "x"\nversion = "1"\n{WHEEL}\n'
+
+
 async def test_a_lock_that_changes_is_another_policy(watched: Bench, tmp_path: Path) -> None:
     lock = tmp_path / "pylock.toml"
-    wheel = f'wheels = [{{ url = "https://a.example/x-1-py3-none-any.whl", hashes = {{ sha256 = "{"ab" * 32}" }} }}]'
-    text = f'lock-version = "1.0"\ncreated-by = "uv"\n[[packages]]\nname = "x"\nversion = "1"\n{wheel}\n'
-    lock.write_text(text)
+    lock.write_text(LOCK)
     watched.replace(SECOND + f"packages.lock = '{lock}'\n")
     assert await watched.comes_to_be("2")
     before = watched.store.current.fingerprint
-    lock.write_text(text + "# another content\n")
+    lock.write_text(LOCK + "# another content\n")
     assert await eventually_async(lambda: watched.store.current.fingerprint != before)
     lock.write_text("nonsense")
     assert await watched.refuses()
     assert watched.version == "2", "the policy before it stays in force"
-    lock.write_text(text)
+    lock.write_text(LOCK)
     assert await eventually_async(lambda: watched.store.current.fingerprint == before)
+
+
+@pytest.mark.parametrize("content", [None, "nonsense"])
+async def test_a_policy_that_was_refused_for_its_lock_is_read_again_when_that_is_repaired(
+    watched: Bench, tmp_path: Path, content: str | None
+) -> None:
+    """Only the locks of the policy in force were watched."""
+    lock = tmp_path / "pylock.toml"
+    if content is not None:
+        lock.write_text(content)
+    watched.replace(SECOND + f"packages.lock = '{lock}'\n")
+    assert await watched.refuses()
+    lock.write_text(LOCK)
+    assert await watched.comes_to_be("2")
 
 
 async def test_a_file_that_is_replaced_or_written_over_is_noticed(watched: Bench) -> None:

@@ -356,9 +356,9 @@ class Approvals:
     def _decide(self, request: _Request, ruling: Ruling) -> None:
         approval, (scope, kind, shown, call_id) = request.approval, request.key
         self._observer.approval_decided(approval, ruling)
-        if ruling.decision is Decision.SESSION and not request.is_relayed:
+        if ruling.decision is Decision.SESSION and not (request.is_relayed or request.repeats):
             remembered = self._remembered.setdefault(scope, set())
-            if len(remembered) < MAX_REMEMBERED and not request.repeats:
+            if len(remembered) < MAX_REMEMBERED:
                 remembered.add((kind, shown))
         request.ruling.set_result(ruling)
         self._by_id.pop(approval.approval_id, None)

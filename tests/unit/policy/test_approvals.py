@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import AsyncGenerator, Coroutine
 from contextlib import aclosing, asynccontextmanager
 from typing import Any
@@ -215,6 +216,23 @@ async def test_a_caller_that_repeats_its_request_finds_the_decision(approvals: A
         assert check() is None
         approvals.close()
     assert notes.told[:2] == ["requested requests", "once requests by token:anna"]
+
+
+async def test_nothing_is_kept_of_a_decision_for_a_session_that_is_not_made_yet(approvals: Approvals) -> None:
+    """An empty set of remembered decisions was kept for each such request, without end."""
+
+    def sets() -> int:
+        return sum(type(each) is set for each in gc.get_objects())
+
+    async with connected(approvals, ANNA):
+        before = sets()
+        for number in range(100):
+            wanted, request = Wanted(ApprovalKind.PACKAGE, "requests", RULE), f"request-{number}"
+            assert approvals.check("a", "", request, wanted, 60) is None
+            approvals.decide(ANNA, approvals.waiting(ANNA)[0].approval_id, Decision.SESSION)
+            assert approvals.check("a", "", request, wanted, 60) == Ruling(Decision.SESSION)
+            approvals.used("a", "", request)
+        assert sets() - before < 50
 
 
 async def test_a_patient_request_waits_for_an_approver_to_come(approvals: Approvals) -> None:

@@ -116,7 +116,6 @@ class JournalState:
         self.executions: dict[str, Execution] = {}
         self.running: dict[str, Execution] = {}
         self.finished: dict[str, Execution] = {}  # the oldest first
-        self.finished_bytes = 0
         self.undecided: dict[str, Undecided] = {}
         self.held: dict[CallKey, Held] = {}
         self.sent = SentFrames()
@@ -261,35 +260,29 @@ class JournalState:
         execution.publish(result, frame_bytes)
         del self.running[execution.execution_id]
         self._drop_held(execution.execution_id)
-        self._finish(execution)
+        self.finished[execution.execution_id] = execution
         if not self.replaying:
             self.forget_old()
             self._owner.on_end(execution.execution_id, result)
 
-    def _finish(self, execution: Execution) -> None:
-        self.finished[execution.execution_id] = execution
-        self.finished_bytes += execution.journal_size
-
     def forget_old(self) -> None:
         """Drops the oldest finished executions when they are too many or too large; never the last one."""
-        if not self._must_forget():
-            return
-        if len(self.finished) <= self._max_finished_executions:
-            # Readers may have taken events since, which were dropped; count again before an execution is dropped.
-            self.finished_bytes = sum(execution.journal_size for execution in self.finished.values())
-        while len(self.finished) > 1 and self._must_forget():
-            self._forget(next(iter(self.finished)))
-
-    def _must_forget(self) -> bool:
-        many = len(self.finished) > self._max_finished_executions
-        return many or self.finished_bytes > self._journal_bytes or self._memory.is_short
+        # Counted anew: readers may have taken events since the ends, which were dropped.
+        kept_bytes = sum(execution.journal_size for execution in self.finished.values())
+        while len(self.finished) > 1 and (
+            len(self.finished) > self._max_finished_executions
+            or kept_bytes > self._journal_bytes
+            or self._memory.is_short
+        ):
+            oldest = next(iter(self.finished.values()))
+            kept_bytes -= oldest.journal_size
+            self._forget(oldest.execution_id)
 
     def _forget(self, execution_id: str) -> None:
         execution = self.executions.pop(execution_id, None)
         self.running.pop(execution_id, None)
         if execution is not None:
-            if self.finished.pop(execution_id, None) is not None:
-                self.finished_bytes -= execution.journal_size
+            self.finished.pop(execution_id, None)
             execution.leave()
         self._drop_held(execution_id)
         self._spans.forget(execution_id)
@@ -342,13 +335,10 @@ class JournalState:
         listed = {fields.text("id", 64): fields for fields in known.objects("executions", _MAX_EXECUTIONS)}
         for execution_id in [execution_id for execution_id in self.executions if execution_id not in listed]:
             self._forget(execution_id)
-        self.running, self.finished, self.finished_bytes = {}, {}, 0
+        self.running, self.finished = {}, {}
         for execution_id, fields in listed.items():
             execution = self._restored(execution_id, fields)
-            if execution.done:
-                self._finish(execution)
-            else:
-                self.running[execution_id] = execution
+            (self.finished if execution.done else self.running)[execution_id] = execution
         undecided = known.texts("unjudged", _MAX_EXECUTIONS)
         self.undecided = {name: result for name, result in self.undecided.items() if name in undecided}
         held = known.texts("held", 2 * _MAX_EXECUTIONS) if "held" in known else []

@@ -744,6 +744,19 @@ async def test_an_execution_that_was_forgotten_meanwhile_holds_back_no_guest(
     bench.journal.close()
 
 
+async def test_executions_that_shrank_cost_no_other_its_place(tmp_path: Path) -> None:
+    """Their bytes at their end were still counted after they were dropped, and at last only one was kept."""
+    bench = Bench(tmp_path / "journal", journal_bytes=100_000, max_finished=3)
+    bench.journal.begin_segments()
+    for number in range(20):
+        execution = bench.execute(f"e{number}")
+        bench.log(f"e{number}", "x" * 30_000)
+        bench.end(f"e{number}")
+        execution.drop_read()
+        assert len(bench.journal.state.executions) == min(number + 1, 3)
+    bench.journal.close()
+
+
 # -- calls that wait for an approval
 
 

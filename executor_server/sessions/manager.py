@@ -177,6 +177,8 @@ class SessionManager:
             session = await self._factory.make(principal, request)
             key = _key(session)
             self._sessions[key] = session
+            if self._stopping:  # it was not there when `drain` began
+                _refuse_new(session)
             if request.lease_id is not None:
                 session.leased = True
                 self._leases.hold(key, request.lease_id)
@@ -409,8 +411,7 @@ class SessionManager:
         """Refuses new sessions and executions, and waits at most `grace_s` for running executions."""
         self._stopping = True
         for session in self._sessions.values():
-            session.executions.refuse_new()
-            session.processes.refuse_new()
+            _refuse_new(session)
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(grace_s):
                 while any(session.state == "busy" for session in self._sessions.values()):
@@ -429,6 +430,11 @@ class SessionManager:
 
 def _key(session: Session) -> SessionKey:
     return (session.owner.tenant, session.session_id)
+
+
+def _refuse_new(session: Session) -> None:
+    session.executions.refuse_new()
+    session.processes.refuse_new()
 
 
 def _not_found(session_id: str) -> NotFound:

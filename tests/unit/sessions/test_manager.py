@@ -255,6 +255,24 @@ async def test_draining_lets_what_runs_end_and_takes_nothing_new(bench: Bench) -
     assert (await result_of(execution)).outcome is Outcome.SUCCEEDED
 
 
+async def test_a_session_that_was_being_created_when_draining_began_takes_nothing_new(bench: Bench) -> None:
+    """Its executions prolonged the drain to the end of the grace, and were cancelled then."""
+    running = await bench.create()
+    execution = await execute(running)
+    bench.backend.admission.clear()
+    creation = bench.task("under way")
+    assert await eventually_async(lambda: bench.backend.asked == 2)
+    draining = asyncio.create_task(bench.manager.drain(30.0))
+    await asyncio.sleep(0)
+    bench.backend.admission.set()
+    with pytest.raises(Unavailable) as refused:
+        await (await creation).execute("late", "1", OutputMode.TRAILING_EXPRESSION, EXECUTION_LIMITS)
+    assert refused.value.reason is Reason.DRAINING
+    bench.backend.made[0].guest.end("e")
+    await draining
+    assert (await result_of(execution)).outcome is Outcome.SUCCEEDED
+
+
 @pytest.mark.parametrize("where", ["backend", "greeting", "prelude"])
 async def test_closing_during_a_creation_leaves_nothing(bench: Bench, where: str) -> None:
     if where == "backend":

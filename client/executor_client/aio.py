@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from contextlib import aclosing
 from typing import Any, Self
@@ -15,7 +16,6 @@ from executor_client._core.approvals import WaitingApprovals
 from executor_client._core.arguments import checks_calls
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.limits import (
-    APPROVALS_STREAM_S,
     BUSY_TIMEOUT_S,
     CALL_TIMEOUT_S,
     CLOSE_TIMEOUT_S,
@@ -312,7 +312,7 @@ class AsyncExecutorClient(ShortRepr):
         again.
         """
         waiting = WaitingApprovals()
-        async with aclosing(self._transport.read(admin_pb.WatchApprovalsRequest(), APPROVALS_STREAM_S)) as lists:
+        async with aclosing(self._transport.read(admin_pb.WatchApprovalsRequest(), math.inf)) as lists:
             async for listed in lists:
                 yield waiting.update(listed)
 

@@ -20,6 +20,8 @@ from google.protobuf.message import Message
 from google.rpc import error_details_pb2, status_pb2
 
 from executor_api import values
+from executor_api.v1 import admin_service_pb2 as admin_pb
+from executor_api.v1 import admin_service_pb2_grpc as admin_services
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as services
 from executor_api.v1 import types_pb2 as types
@@ -120,7 +122,7 @@ def building(step: str, done: int = 0, total: int = 0) -> Refusal:
     return replace(waiting, message="the environment is being made", progress=progress)
 
 
-class FakeDaemon(services.ExecutorServiceServicer):
+class FakeDaemon(services.ExecutorServiceServicer, admin_services.AdminServiceServicer):
     """Set `journal`, `cuts`, `refusals`, and in `barriers` the events that calls wait for; read `requests`, `metadata`,
     `answers` and `blobs` afterwards.
 
@@ -148,6 +150,7 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self.policy = _policy()
         self.leased = False  # True when it knows leases
         self.renewed_sessions = 1
+        self.watched_for_s: dict[str, float] = {}  # how long each watch may last, by its name
         self.cancelled = threading.Event()
         self._answered: dict[str, threading.Event] = defaultdict(threading.Event)
 
@@ -320,6 +323,20 @@ class FakeDaemon(services.ExecutorServiceServicer):
         self._enter("GetPolicy", request, context)
         return pb.GetPolicyResponse(policy=self.policy)
 
+    def GetStatus(self, request: Any, context: Any) -> admin_pb.GetStatusResponse:
+        self._enter("GetStatus", request, context)
+        return admin_pb.GetStatusResponse(max_sessions=7)
+
+    def WatchSessions(self, request: Any, context: Any) -> Iterable[admin_pb.WatchSessionsResponse]:
+        self.watched_for_s["WatchSessions"] = context.time_remaining()
+        self._enter("WatchSessions", request, context)
+        yield admin_pb.WatchSessionsResponse(complete=True)
+
+    def WatchApprovals(self, request: Any, context: Any) -> Iterable[admin_pb.WatchApprovalsResponse]:
+        self.watched_for_s["WatchApprovals"] = context.time_remaining()
+        self._enter("WatchApprovals", request, context)
+        yield admin_pb.WatchApprovalsResponse()
+
 
 @contextmanager
 def serve(
@@ -344,6 +361,7 @@ def start(
     # Else the kernel may give two such servers the same free port.
     server = grpc.server(threads, options=[("grpc.so_reuseport", 0)])
     services.add_ExecutorServiceServicer_to_server(daemon, server)
+    admin_services.add_AdminServiceServicer_to_server(daemon, server)
     if credentials is None:
         server.add_insecure_port(daemon.address)
     else:

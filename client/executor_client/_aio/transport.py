@@ -52,10 +52,14 @@ class AsyncTransport(TransportBase):
         return response
 
     async def read(self, request: Message, timeout_s: float | None = None) -> AsyncGenerator[Any, None]:
-        """Makes one attempt of a call with a stream of answers. A reader that stops early cancels the call."""
+        """Makes one attempt of a call with a stream of answers. A reader that stops early cancels the call.
+
+        A watch has the timeout `math.inf`: none. The channel's keepalive detects a dead connection.
+        """
+        timeout = None if timeout_s == math.inf else timeout_s or self.timeouts.call_s
         async with self.channel.calling():
             metadata = self.channel.metadata()
-            stream = self.channel.method(request)(request, timeout=timeout_s or self.timeouts.call_s, metadata=metadata)
+            stream = self.channel.method(request)(request, timeout=timeout, metadata=metadata)
             try:
                 async for message in stream:
                     yield message

@@ -82,8 +82,6 @@ APPROVALS_CONNECT_S = 5.0
 """Seconds that the first session waits until the client is connected as an approver."""
 RECORDING_TIME_S = 600.0
 """Seconds that the transfer of one recording may take."""
-APPROVALS_STREAM_S = 86_400.0
-"""Seconds after which the stream of approvals is opened again."""
 APPROVAL_ENDED_CHECK_S = 0.2
 """Seconds between checks that a request still waits, while the client awaits its answer."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import logging
+import math
 import os
 import queue
 import threading
@@ -23,12 +24,7 @@ from typing import Any
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_client._core.approvals import WaitingApprovals, decision
 from executor_client._core.endpoint import Endpoint
-from executor_client._core.limits import (
-    APPROVAL_ENDED_CHECK_S,
-    APPROVALS_CONNECT_S,
-    APPROVALS_STREAM_S,
-    EXIT_TIMEOUT_S,
-)
+from executor_client._core.limits import APPROVAL_ENDED_CHECK_S, APPROVALS_CONNECT_S, EXIT_TIMEOUT_S
 from executor_client._core.retry import Backoff
 from executor_client._core.session_base import SessionBase
 from executor_client._core.transport_base import Timeouts
@@ -136,7 +132,7 @@ class ApprovalWatch:
         while not self._ended.is_set():
             error = None
             try:
-                for listed in self._transport.read(admin_pb.WatchApprovalsRequest(), APPROVALS_STREAM_S):
+                for listed in self._transport.read(admin_pb.WatchApprovalsRequest(), math.inf):
                     backoff = Backoff(float("inf"))
                     with self._lock:
                         self._waiting = waiting.update(listed)

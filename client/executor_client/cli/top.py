@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import os
 import select
 import shutil
@@ -31,7 +32,6 @@ RECONNECT_S = 2.0
 """Seconds between two attempts to watch again, after the daemon went away."""
 ENDED_S = 600.0
 """Seconds for which an ended session is listed."""
-WATCH_S = 86_400.0
 
 _ID_DIGITS = 12
 _CELL_CHARS = 16
@@ -103,7 +103,7 @@ class _Watch:
 
     def _read(self) -> None:
         self._table.begin()
-        with contextlib.closing(self._client._transport.read(self._request, WATCH_S)) as messages:
+        with contextlib.closing(self._client._transport.read(self._request, math.inf)) as messages:
             for message in messages:
                 with self._lock:
                     is_known = self._table.take(message)

@@ -24,7 +24,7 @@ from executor_client._core.terminal import aligned
 from executor_client.cli import EXIT_SUCCEEDED
 from executor_client.cli.console import Console
 from executor_client.client import ExecutorClient
-from executor_client.errors import AuthorizationError, ExecutorClientError, UnavailableError
+from executor_client.errors import AuthorizationError, CallTimeoutError, ExecutorClientError, UnavailableError
 from executor_client.replays.timeline import enum_text
 
 DRAW_S = 1.0
@@ -128,7 +128,7 @@ class _Status:
         except AuthorizationError:
             self._is_refused = True
             return None
-        except UnavailableError:
+        except (UnavailableError, CallTimeoutError):
             return None
         return status
 

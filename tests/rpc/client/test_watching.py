@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
+import grpc
 import pytest
 
 from executor_client import AsyncExecutorClient, ExecutorClient, cli
-from tests.support.fake_daemon import TOKEN, FakeDaemon
+from tests.support.fake_daemon import TOKEN, FakeDaemon, Refusal
 
 YEAR_S = 365 * 86_400.0
 
@@ -47,3 +48,12 @@ def test_a_watch_has_no_deadline(daemon: FakeDaemon, watch: Callable[[], None]) 
     watch()
     (time_s,) = daemon.watched_for_s.values()
     assert time_s > YEAR_S
+
+
+def test_top_goes_on_when_the_status_does_not_come_in_time(
+    daemon: FakeDaemon, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A daemon that took longer than two seconds once ended `executor top` with an error."""
+    daemon.refusals["GetStatus"].append(Refusal(grpc.StatusCode.DEADLINE_EXCEEDED))
+    top()
+    assert capsys.readouterr().out.startswith("sessions 0, busy 0\n")

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from executor_client.cli import main
-from tests.support.daemon import Daemon, running_daemon
+from tests.support.daemon import Daemon, daemon_of, running_daemon
 from tests.support.polling import eventually
 
 pytest.importorskip("ipykernel")
@@ -34,6 +34,12 @@ TIMEOUT_S = 60.0
 HAS_IPYKERNEL = os.environ.get("EXECUTOR_TEST_BACKEND", "local") == "local"
 KERNELS = [pytest.param("sandbox", marks=pytest.mark.skipif(not HAS_IPYKERNEL, reason="no ipykernel")), "forwarding"]
 BOTH = pytest.mark.parametrize("kernel", KERNELS)
+ASKING = """
+default = "p"
+[profiles.p.imports]
+allowed = ["csv", "*"]
+ask = ["subprocess"]
+"""
 WAITING = "print('begun', flush=True)\nimport time\ntime.sleep(60)"
 
 
@@ -218,6 +224,16 @@ async def test_forwarding_kernel_completes_inspects_and_knows_what_is_complete(d
         assert "Says hello." in (await ask(client.inspect, "greet(", 5))["data"]["text/plain"]
         assert (await ask(client.inspect, "no_such_name"))["found"] is False
         assert (await ask(client.is_complete, "for i in x:"))["status"] == "incomplete"
+
+
+async def test_forwarding_kernel_requests_no_imports_that_need_an_approval(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It requested "*", which was refused or waited for an approver, and then died at its first cell."""
+    with daemon_of("", policy=ASKING) as asking:
+        monkeypatch.setenv("EXECUTOR_ADDRESS", asking.address)
+        monkeypatch.setenv("EXECUTOR_TOKEN", asking.token)
+        async with started("forwarding") as (_, client):
+            assert await outcome(client, "import csv, math\nmath.sqrt(4)") == ("ok", "2.0")
+            assert (await outcome(client, "import subprocess"))[0] == "error"
 
 
 def test_without_jupyter_the_command_says_what_to_install(

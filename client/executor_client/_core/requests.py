@@ -30,7 +30,7 @@ from executor_client.errors import (
     PolicyViolationError,
     UnavailableError,
 )
-from executor_client.results import ExecutionResult, Limits, SessionInfo
+from executor_client.results import ExecutionResult, Limits, Policy, SessionInfo
 from executor_client.waits import WaitKind
 
 M = TypeVar("M", bound=Message)
@@ -59,6 +59,11 @@ def new_request_id() -> str:
 def asks_for_packages(refusal: PolicyViolationError) -> bool:
     """True if the policy would grant the request after an approval of packages."""
     return all(each.rule.endswith(".packages.ask") for each in refusal.violations)
+
+
+def freely_allowed(policy: Policy) -> list[str]:
+    """Returns the allowed imports that need no approval: not "*" if it includes some that do."""
+    return [name for name in policy.allowed_imports if name != "*" or not policy.ask_imports]
 
 
 def create_session(

@@ -15,6 +15,7 @@ from executor_client._core.convert import limits_to_wire
 from executor_client._core.endpoint import TlsConfig
 from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
+from executor_client._core.requests import freely_allowed
 from executor_client._core.terminal import aligned
 from executor_client.checkpoint import Checkpoint
 from executor_client.cli import (
@@ -227,8 +228,8 @@ def _new_session(client: ExecutorClient, options: argparse.Namespace, console: C
 
 
 def _authorize_allowed(policy: Policy, session: Session, console: Console) -> None:
-    """Authorizes the imports that the policy allows; not "*" if it includes some that need an approval."""
-    allowed = [name for name in policy.allowed_imports if name != "*" or not policy.ask_imports]
+    """Authorizes the imports that the policy allows without an approval."""
+    allowed = freely_allowed(policy)
     if len(allowed) < len(policy.allowed_imports):
         console.remark(
             "only the policy's default imports are authorized, because others may need an approval; --imports adds some"

@@ -34,6 +34,7 @@ from executor_client import (
     VariablesState,
     __version__,
 )
+from executor_client._core.requests import freely_allowed
 from executor_client._core.value_text import value_text
 from executor_client.errors import ExecutorClientError, InvalidRequest, PolicyViolationError
 from executor_client.events import ExecutionEvent
@@ -82,11 +83,11 @@ class RemoteKernel(Kernel):
         return {"status": "error", "execution_count": self.execution_count, **failure}
 
     async def _create(self) -> AsyncSession:
-        """Creates the session, with all imports that the policy allows."""
+        """Creates the session, with all imports that the policy allows without an approval."""
         try:
             options = SessionOptions(**self.options)
             session = await attached_session(options, framework="jupyter")
-            if allowed := (await client(options).get_policy()).allowed_imports:
+            if allowed := freely_allowed(await client(options).get_policy()):
                 await session.authorize_imports(allowed)
         except ExecutorClientError as error:
             self._die(error)

@@ -276,3 +276,15 @@ idle_time_s = 1.0
         gateway.process.kill()
         gateway.process.wait()
         assert eventually(lambda: left not in sessions(gateway))
+
+
+def test_a_sandbox_is_created_without_imports_that_need_an_approval() -> None:
+    """The gateway requested "*", which was refused if nobody could approve it."""
+    require("local")
+    policy = 'default = "p"\n[profiles.p.imports]\nallowed = ["csv", "*"]\nask = ["subprocess"]\n'
+    with daemon_of("", policy=policy) as daemon, running_gateway(daemon) as gateway:
+        assert created(gateway).status_code == 201
+        with ExecutorClient(daemon.address, token=gateway.token) as client:
+            (session,) = client.list_sessions()
+    assert "csv" in session.authorized_imports
+    assert "*" not in session.authorized_imports

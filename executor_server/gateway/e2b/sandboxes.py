@@ -27,6 +27,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from executor_client._core.requests import freely_allowed
 from executor_client.aio import AsyncExecutorClient
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import NotFoundError
@@ -231,7 +232,7 @@ class _Account:
         _check_end(timeout_s, policy.max_limits)
         session = await client.create_session(
             image,
-            policy.allowed_imports,
+            freely_allowed(policy),
             {"session_time_s": policy.max_limits.session_time_s or 0.0},
             labels={"client": "e2b", "sandbox": sandbox_id},
             network=_network(asked, policy),

@@ -71,7 +71,10 @@ def packages_of(path: str) -> tuple[str, ...]:
 def _text(path: str) -> str:
     try:
         if path == "-":
-            return sys.stdin.read(FILE_BYTES_MAX)
+            text = sys.stdin.read(FILE_BYTES_MAX + 1)
+            if len(text) > FILE_BYTES_MAX:
+                raise InvalidRequest(f"standard input is larger than {FILE_BYTES_MAX:,} bytes")
+            return text
         with Path(path).open("rb") as file:
             data = file.read(FILE_BYTES_MAX + 1)
         if len(data) > FILE_BYTES_MAX:

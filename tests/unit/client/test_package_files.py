@@ -119,6 +119,13 @@ def test_requirements_come_from_standard_input(monkeypatch: pytest.MonkeyPatch) 
     assert packages_of("-") == ("polars",)
 
 
+def test_too_much_standard_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The packages beyond the limit were ignored."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("polars\n" + "#" * FILE_BYTES_MAX + "\nnumpy"))
+    with pytest.raises(InvalidRequest, match="standard input is larger than"):
+        packages_of("-")
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [

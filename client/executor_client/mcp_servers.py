@@ -99,7 +99,7 @@ def _described(name: str, entry: object) -> Described:
 
 
 class McpServer:
-    """A running connection. It ends with `close`, with this object and with this process."""
+    """A running connection. It ends with `stop`, with this object and with this process."""
 
     def __init__(self, server: Described) -> None:
         try:

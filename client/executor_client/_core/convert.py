@@ -1,4 +1,4 @@
-"""Converts wire messages to values and back. Apart from this file, only `assembler.py` reads wire types.
+"""Converts wire messages to values and back.
 
 Incoming messages are checked: an unknown enum value is an error, never a guess.
 """

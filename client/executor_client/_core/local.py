@@ -1,7 +1,8 @@
 """Files on this machine: read in pieces, written whole or not at all.
 
-An attacker may choose the names from a sandbox. `path_below` is the only function that makes a path of this machine
-from such a name: it stays below the directory that the caller chose, even if a link is in its way.
+An attacker may choose the names from a sandbox. Only `path_below`, and `make_directory` after `check_name`,
+make a path of this machine from such a name: it stays below the directory that the caller chose, even if a link is in
+its way.
 """
 
 from __future__ import annotations

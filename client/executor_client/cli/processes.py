@@ -4,7 +4,7 @@ They run on one event loop with the asyncio client: keys, output, sizes and sign
 thread in a blocking read does not allow.
 
 The exit code is the process's own, or 128 plus the number of the signal that ended it. 124: timeout, as in timeout(1).
-127: no such command. 2: it could not be run, or its end is unknown.
+127: no such command. 126: it can't be executed. 2: it could not be run, or its end is unknown.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ _read_json = strict_json.reader()
 def replay_agent(agent: Any, recording: Recording) -> None:
     """Makes an agent's model and executor answer from a recording, which must stay open.
 
-    Raises InvalidRequest for an agent without a `RemoteExecutor`, or whose session is the caller's.
+    Raises InvalidRequest for an agent without a `RemoteExecutor`, whose session is the caller's, or that has a session.
     """
     client: Any = RecordedClient(recording)
     _executor(agent)._lease.replay(lambda: client)

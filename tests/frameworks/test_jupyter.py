@@ -221,6 +221,9 @@ async def test_forwarding_kernel_completes_inspects_and_knows_what_is_complete(d
         completed = await ask(client.complete, "1 + value.upp")
         assert (completed["matches"], completed["cursor_start"]) == (["upper"], 10)
         assert "greet" in (await ask(client.complete, "gre"))["matches"]
+        assert (await ask(client.complete, "greet('x').val"))["matches"] == [], (
+            "nothing is called, and no other name fits"
+        )
         assert "Says hello." in (await ask(client.inspect, "greet(", 5))["data"]["text/plain"]
         assert (await ask(client.inspect, "no_such_name"))["found"] is False
         assert (await ask(client.is_complete, "for i in x:"))["status"] == "incomplete"

@@ -8,12 +8,12 @@ from __future__ import annotations
 import builtins
 import keyword
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from executor_client._core.completion import listing, names_of
 from executor_client._core.endpoint import state_dir
 from executor_client.errors import ExecutorClientError
 from executor_client.session import Session
@@ -24,11 +24,7 @@ if TYPE_CHECKING:
 NO_EDITOR = "for history and completion: pip install 'remote-executor[cli]'"
 COMPLETION_TIMEOUT_S = 2.0
 """Seconds that the sandbox may take to list names for a completion."""
-NAMES_MAX = 2_000
 COMMANDS = ("%import", "%ls", "%put", "%get", "%images", "%undo", "%session", "%help", "help", "exit()")
-
-# Names joined by dots. The dot in `f().x` does not match: completing it would mean calling f.
-_DOTTED = re.compile(r"(?<![\w.])(?:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.)?([A-Za-z_]\w*|)\Z")
 
 
 def make_reader(session: Session, is_complete: Callable[[str], bool]) -> Reader | str:
@@ -143,24 +139,20 @@ def completions(session: Session, text: str) -> Iterator[tuple[str, int]]:
         yield from ((command, len(text)) for command in COMMANDS if command.startswith(text))
         if text.startswith("%"):
             return
-    found = _DOTTED.search(text)
+    found = listing(text)
     if found is None:
         return
-    owner, typed = found.groups()
-    names = _names_in_sandbox(session, owner)
-    if owner is None:
+    expression, typed = found
+    names = _names_in_sandbox(session, expression)
+    if expression == "dir()":
         names |= {*keyword.kwlist, *dir(builtins)}
     for name in sorted(names, key=lambda each: (each.startswith("_"), each)):
         if name.startswith(typed) and (typed.startswith("_") or not name.startswith("_")):
             yield name, len(typed)
 
 
-def _names_in_sandbox(session: Session, owner: str | None) -> set[str]:
-    """Returns the names that the sandbox lists. It is untrusted, so only identifiers are kept."""
+def _names_in_sandbox(session: Session, expression: str) -> set[str]:
     try:
-        listed = session.evaluate(f"dir({owner or ''})", timeout_s=COMPLETION_TIMEOUT_S)
+        return names_of(session.evaluate(expression, timeout_s=COMPLETION_TIMEOUT_S))
     except ExecutorClientError:
         return set()  # unknown name, or refused by the policy
-    if not isinstance(listed, list):
-        return set()
-    return {name for name in listed[:NAMES_MAX] if isinstance(name, str) and name.isidentifier()}

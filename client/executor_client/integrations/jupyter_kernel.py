@@ -34,16 +34,15 @@ from executor_client import (
     VariablesState,
     __version__,
 )
+from executor_client._core.completion import listing, names_of
 from executor_client._core.requests import freely_allowed
 from executor_client._core.value_text import value_text
 from executor_client.errors import ExecutorClientError, InvalidRequest, PolicyViolationError
 from executor_client.events import ExecutionEvent
 from executor_client.integrations._common import SessionOptions, attached_session, client
 
-_DOTTED = re.compile(r"(?:([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\.)?(\w*)\Z")
 _NAME = re.compile(r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*\Z")
 _LOOK_TIMEOUT_S = 2.0
-_NAMES_MAX = 2_000
 _VALUE_CHARS = 100_000
 
 
@@ -112,11 +111,10 @@ class RemoteKernel(Kernel):
             return None
 
     async def do_complete(self, code: str, cursor_pos: int) -> dict[str, Any]:
-        found = _DOTTED.search(code[:cursor_pos])
-        owner, typed = found.groups() if found else ("", "")
-        listed = await self._look(f"dir({owner or ''})")
-        names = [each for each in listed[:_NAMES_MAX] if isinstance(each, str)] if isinstance(listed, list) else []
-        matches = sorted(each for each in names if each.isidentifier() and each.startswith(typed))
+        found = listing(code[:cursor_pos])
+        expression, typed = found or ("", "")
+        names = names_of(await self._look(expression)) if found else set()
+        matches = sorted(each for each in names if each.startswith(typed))
         ends = {"cursor_start": cursor_pos - len(typed), "cursor_end": cursor_pos}
         return {"status": "ok", "matches": matches, **ends, "metadata": {}}
 

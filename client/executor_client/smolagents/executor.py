@@ -45,6 +45,7 @@ from executor_client._core.convert import limits_to_wire, named_limits
 from executor_client._core.local import LocalPath
 from executor_client._core.requests import environment, state_of
 from executor_client._core.short_repr import ShortRepr
+from executor_client._core.status import is_transport_failure
 from executor_client.smolagents.code_output import RemoteCodeOutput, writable
 from executor_client.smolagents.connecting import connect
 from executor_client.smolagents.console import LogStream, WaitLog, escape
@@ -73,7 +74,6 @@ _log = logging.getLogger(__name__)
 MAX_PRINT_OUTPUTS_LENGTH = 50_000
 """Characters of logs that an observation holds; smolagents' own default for its local executor."""
 
-_DAEMON_GONE_REASONS = ("", "DRAINING", "NODE_FENCED")
 _REFUSALS = (PolicyViolationError, AuthorizationError, AuthenticationError, ResourceExhaustedError)
 
 
@@ -242,7 +242,7 @@ class RemoteExecutor(ShortRepr, PythonExecutor):  # type: ignore[misc]  # smolag
         except InvalidRequest as error:
             raise CodeExecutionError(f"Code execution failed: {error.message}") from error
         except ExecutorClientError as error:
-            if isinstance(error, UnavailableError) and error.reason in _DAEMON_GONE_REASONS:
+            if is_transport_failure(error):
                 self._lease.abandon()
             what = "refuses to go on" if isinstance(error, _REFUSALS) else "failed"
             raise DaemonLost(f"the execution service {what}: {error}") from error

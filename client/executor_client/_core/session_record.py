@@ -34,6 +34,7 @@ from executor_client._core.assembler import Assembler, ToolRequest
 from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.execution import Execution
 from executor_client._core.local import Content
+from executor_client._core.terminal import sendable
 from executor_client._core.tools import Answer, Tool
 from executor_client.errors import InvalidRequest
 from executor_client.events import ExecutionEvent
@@ -80,7 +81,7 @@ class SessionRecord:
     def broken(self, execution_id: str, error: BaseException) -> None:
         """Adds that the caller left an execution before its end."""
         if (assembler := self._running.get(execution_id)) is not None:
-            text = str(error)[:1000].encode("utf-8", "backslashreplace").decode()
+            text = sendable(str(error)[:1000])
             self.recorder.add("broken", {"type": type(error).__name__, "message": text}, step=assembler.step)
 
     def answer(self, execution_id: str, call_id: str, answer: Answer) -> None:

@@ -75,6 +75,11 @@ def encodable(text: str, encoding: str) -> str:
     return text.encode(encoding, "backslashreplace").decode(encoding)
 
 
+def sendable(text: str) -> str:
+    """Returns the text with lone surrogates, which file names and values may contain and JSON cannot, escaped."""
+    return encodable(text, "utf-8")
+
+
 def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
     """Returns the lines of a table: one for each row, whatever its cells contain."""
     safe = [[shown(cell).replace("\n", "\\n") for cell in row] for row in rows]

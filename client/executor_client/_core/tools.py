@@ -25,6 +25,7 @@ from executor_client._core.assembler import ToolRequest
 from executor_client._core.limits import TOOL_ERROR_CHARS_MAX
 from executor_client._core.shared_arguments import Arguments
 from executor_client._core.short_repr import ShortRepr
+from executor_client._core.terminal import sendable
 from executor_client._core.values import pack, unpack
 from executor_client.errors import (
     ExecutorClientError,
@@ -208,9 +209,8 @@ def failed(error: Exception) -> Answer:
         name = type_name_of(kind)
         # If the nearest class is Exception, the sandbox shows the original name with the message.
         type_name, message = (name, message) if base is Exception else (type_name, f"{name}: {message}")
-    # A message may contain anything, but must be sent as UTF-8.
-    sendable = message[:TOOL_ERROR_CHARS_MAX].encode("utf-8", "backslashreplace").decode()
-    return Answer(error=pb.ToolError(type=type_name, message=sendable, arguments=_packed_arguments(error)))
+    message = sendable(message[:TOOL_ERROR_CHARS_MAX])
+    return Answer(error=pb.ToolError(type=type_name, message=message, arguments=_packed_arguments(error)))
 
 
 def _packed_arguments(error: Exception) -> bytes:

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from executor_client._core.computer import TIMEOUT_S, WAIT_S, WAIT_S_MAX
+from executor_client._core.terminal import sendable
 from executor_client.aio_computer import AsyncComputer
 from executor_client.events import LogEvent
 from executor_client.mcp.calls import FilePath, SessionName, call, sessions_of
@@ -48,7 +49,7 @@ async def shell(
     async with call(ctx, "shell") as live:
         named = await sessions_of(ctx).get(session, make=True)
         said = await named.use(lambda computer: work(computer, live))
-    return _sendable("\n".join(filter(None, [said, named.note])))
+    return sendable("\n".join(filter(None, [said, named.note])))
 
 
 async def shell_output(
@@ -100,9 +101,4 @@ async def read_lines(
 async def _use(ctx: Ctx, session: str, work: Callable[[AsyncComputer], Coroutine[Any, Any, str]]) -> str:
     async with call(ctx):
         named = await sessions_of(ctx).get(session, make=False)
-        return _sendable(await named.use(work))
-
-
-def _sendable(text: str) -> str:
-    """Returns the text with lone surrogates, which file names may contain and JSON cannot, escaped."""
-    return text.encode("utf-8", "backslashreplace").decode()
+        return sendable(await named.use(work))

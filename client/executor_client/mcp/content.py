@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from executor_client._core.failure_text import headline, short_traceback, shortened
 from executor_client._core.images import check_image
 from executor_client._core.limits import IMAGE_PIXELS_MAX
-from executor_client._core.terminal import last_states
+from executor_client._core.terminal import last_states, sendable
 from executor_client._core.value_text import value_text
 from executor_client.events import ExecutionEvent, ImageEvent, LimitWarningEvent, LogEvent, OutputCutEvent
 from executor_client.file_results import FileInfo
@@ -131,8 +131,7 @@ def _value_blocks(value: object) -> list[ContentBlock]:
 
 
 def _text(text: str) -> TextContent:
-    """Returns a text block; lone surrogates, which file names and values may contain and JSON cannot, are escaped."""
-    return text_block(text.encode("utf-8", "backslashreplace").decode())
+    return text_block(sendable(text))
 
 
 def _as_image(value: object) -> PIL.Image.Image | None:

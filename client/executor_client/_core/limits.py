@@ -45,6 +45,8 @@ KEEPALIVE_TIMEOUT_S = 20
 CALL_TIMEOUT_S = 120.0
 TRANSFER_BYTES_PER_S_MIN = 1 << 20
 """The slowest accepted rate of a transfer, which extends the timeout of calls with files."""
+RECORDING_TIME_S = 600.0
+"""Seconds that the transfer of one recording may take."""
 EVALUATION_TIMEOUT_S = 10.0
 """Seconds for an expression, unless the session's own limit is lower."""
 CLOSE_TIMEOUT_S = 10.0
@@ -60,6 +62,8 @@ TOOLS_GRACE_S = 2.0
 # Retries.
 BACKOFF_FIRST_S = 0.02
 BACKOFF_MAX_S = 2.0
+WATCH_AGAIN_S = 2.0
+"""Seconds between two attempts to watch again, after the daemon went away."""
 BUSY_TIMEOUT_S = 30.0
 """Seconds that a call is repeated while the daemon has no capacity and names a time to retry."""
 BUSY_SPREAD = 0.25
@@ -80,8 +84,6 @@ APPROVAL_TEXT_CHARS_MAX = 512
 APPROVAL_DETAIL_CHARS_MAX = 1_024
 APPROVALS_CONNECT_S = 5.0
 """Seconds that the first session waits until the client is connected as an approver."""
-RECORDING_TIME_S = 600.0
-"""Seconds that the transfer of one recording may take."""
 APPROVAL_ENDED_CHECK_S = 0.2
 """Seconds between checks that a request still waits, while the client awaits its answer."""
 

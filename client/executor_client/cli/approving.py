@@ -10,16 +10,13 @@ import threading
 import time
 from collections.abc import Iterator
 
-from executor_client._core.limits import APPROVAL_ENDED_CHECK_S
+from executor_client._core.limits import APPROVAL_ENDED_CHECK_S, WATCH_AGAIN_S
 from executor_client._core.terminal_prompt import ask_in_terminal, has_terminal
 from executor_client.approvals import Approval, ApprovalDecision, OnApproval
 from executor_client.cli import EXIT_SUCCEEDED
 from executor_client.cli.console import Console
 from executor_client.client import ExecutorClient
 from executor_client.errors import ExecutorClientError, NotFoundError, UnavailableError
-
-RECONNECT_S = 2.0
-"""Seconds between two attempts to watch again, after the daemon went away."""
 
 typing = threading.Lock()
 """Held while a person types something else, as in the repl: `--ask` waits for it."""
@@ -90,7 +87,7 @@ def _new(client: ExecutorClient, console: Console) -> Iterator[Approval]:
             if error.reason == "CLIENT_CLOSED" or not has_watched:
                 raise
             console.remark("the daemon does not answer; watching again")
-        time.sleep(RECONNECT_S)
+        time.sleep(WATCH_AGAIN_S)
 
 
 def _json(approval: Approval) -> str:

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import types_pb2 as pb
+from executor_client._core.limits import WATCH_AGAIN_S
 from executor_client._core.session_base import short_id
 from executor_client._core.session_table import SessionTable
 from executor_client._core.terminal import aligned
@@ -28,8 +29,8 @@ from executor_client.errors import AuthorizationError, CallTimeoutError, Executo
 from executor_client.replays.timeline import enum_text
 
 DRAW_S = 1.0
-RECONNECT_S = 2.0
-"""Seconds between two attempts to watch again, after the daemon went away."""
+STATUS_S = 2.0
+"""Seconds that the daemon has for its own state."""
 ENDED_S = 600.0
 """Seconds for which an ended session is listed."""
 
@@ -98,7 +99,7 @@ class _Watch:
                 self.problem = error
             self.is_away = True
             if self.problem is None:
-                time.sleep(RECONNECT_S)
+                time.sleep(WATCH_AGAIN_S)
         self._is_complete.set()
 
     def _read(self) -> None:
@@ -124,7 +125,7 @@ class _Status:
         if self._is_refused:  # each refusal is in the audit log: a viewer is refused once, not each second
             return None
         try:
-            status: admin_pb.GetStatusResponse = self._client._transport.once(admin_pb.GetStatusRequest(), RECONNECT_S)
+            status: admin_pb.GetStatusResponse = self._client._transport.once(admin_pb.GetStatusRequest(), STATUS_S)
         except AuthorizationError:
             self._is_refused = True
             return None

@@ -105,7 +105,7 @@ class SessionCreator:
         key = (principal.tenant, request_id)
         until_s = time.monotonic() + SILENCE_S
         await self._fleet.settled()
-        while time.monotonic() < until_s:
+        while True:
             if key in self._withdrawn:
                 raise _withdrawn()
             making = self._making.get(key)
@@ -120,10 +120,13 @@ class SessionCreator:
                 return await self._joined(self._begin(principal, request))
             if earlier.tombstone is not None:
                 return lost_session(earlier.tombstone)
+            # A withdrawn request is a creation until its node has answered.
+            node = earlier.node if earlier.creation is None else earlier.creation.node
             found = await self._repeated(principal, request, earlier)
             if found is not None:
                 return found
-        raise NodeSilent(key[1])
+            if time.monotonic() >= until_s:
+                raise NodeSilent(node)
 
     async def _repeated(
         self, principal: Principal, request: service_pb.CreateSessionRequest, earlier: Earlier

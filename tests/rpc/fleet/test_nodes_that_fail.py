@@ -15,6 +15,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_server.core import Principal, Reason, ResourceExhausted, Unavailable
+from executor_server.fleet.api import session_creator
 from executor_server.fleet.api.front_link import FrontLink
 from executor_server.fleet.membership import NodeReport, NodeSession
 from tests.rpc.edge import refusal, refused
@@ -112,6 +113,39 @@ async def test_a_node_that_dies_in_the_middle_of_a_creation_is_asked_again_and_n
         assert session.session_id in alpha.sessions
         assert len(alpha.sessions) == 1
         assert not beta.created
+
+
+@pytest.mark.parametrize("withdrawn", [False, True])
+async def test_a_request_that_is_repeated_in_vain_names_the_node(
+    fleet: Fleet, monkeypatch: pytest.MonkeyPatch, withdrawn: bool
+) -> None:
+    """The client read the id of its request in place of the node. A withdrawn request waits for its node, too."""
+    monkeypatch.setattr(session_creator, "SILENCE_S", 0.05)
+    begun = asyncio.Event()
+
+    async def hang(node: FakeNode, request: Any, principal: Principal) -> pb.Session:
+        begun.set()
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async with AsyncExitStack() as up:
+        alpha = FakeNode("alpha", fleet.directory / "certificates", create=hang if withdrawn else None)
+        await up.enter_async_context(serving(alpha))
+        front = await fleet.front(alpha)
+        creation = asyncio.create_task(front.create("r1"))
+        if withdrawn:
+            await begun.wait()
+        else:
+            await creation
+    if withdrawn:
+        delete = service_pb.DeleteSessionRequest(request_id="r1")
+        await front.service.DeleteSession(delete, metadata=front.auth)
+        await asyncio.wait({creation})
+        assert creation.exception() is not None
+    request = service_pb.CreateSessionRequest(request_id="r1")
+    found = await refusal(front.service.CreateSession(request, metadata=front.auth))
+    assert (found.code.name, found.reason) == ("UNAVAILABLE", "NODE_FENCED")
+    assert "the node alpha did not answer" in found.message
 
 
 async def test_a_creation_goes_to_another_node_when_its_node_is_lost(fleet: Fleet) -> None:

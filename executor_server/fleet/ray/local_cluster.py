@@ -1,7 +1,7 @@
 """A Ray cluster on this machine alone, for trials and the demo: some raylets, each with its own loopback address.
 
 `cluster.json` identifies our processes. It is written before the first start, with the directory that Ray's processes
-have in their command lines, so `stop_cluster` also finds everything after a start that was killed halfway. Unlike
+have in their environment, so `stop_cluster` also finds everything after a start that was killed halfway. Unlike
 `ray stop`, it ends no other Ray of the machine.
 """
 
@@ -30,11 +30,16 @@ START_ATTEMPTS = 2
 """Attempts to start a node. Ray's own limit for a part of a start is 30 s, which a loaded machine may need."""
 STOP_TIME_S = 3.0
 """Seconds that Ray's processes get to end in order; after them they are killed, which harms nothing."""
+KILL_TIME_S = 10.0
+"""Seconds in which killed processes must have ended; one that waits in the kernel for a dead disk takes longer."""
 POLL_S = 0.1
 MAX_FILE_BYTES = 64 * 1024
 
 # Short, since the path of Ray's sockets below it has at most 107 bytes.
 _TEMPORARY_PREFIX = "rx-ray-"
+# A variable that only Ray's processes have: a user may set Ray's own ones for Ray's commands, and the arguments of a
+# process may name a log. The daemons that actors start don't get it (detach.py).
+_MARK = "RAY_EXECUTOR_CLUSTER"
 _OBJECT_STORE_BYTES = 80 * 1024 * 1024
 """About the least that Ray takes. Nothing of a session passes through it."""
 _SETTINGS = {
@@ -87,10 +92,10 @@ class LocalCluster:
         return _answers(_host(0), self.port)
 
     def processes(self) -> list[ProcessIdentity]:
-        """Returns all processes: in the sessions of the nodes, or with the directory in their arguments."""
+        """Returns all processes: in the sessions of the nodes, or with the directory in their environment."""
         leaders = [identity for node in self.nodes if (identity := node.identity()) is not None]
         found = {member for leader in leaders for member in session_members(leader.pid)}
-        return sorted(found | _processes_with(str(self.temporary)), key=lambda process: process.pid)
+        return sorted(found | _processes_with(f"{_MARK}={self.temporary}"), key=lambda process: process.pid)
 
 
 def read_cluster(path: Path) -> LocalCluster | None:
@@ -121,7 +126,7 @@ def start_cluster(path: Path, number: int) -> LocalCluster:
 
 
 def stop_cluster(path: Path) -> None:
-    """Ends the cluster that the file describes, and removes its files. Idempotent."""
+    """Ends the cluster that the file describes, and removes its files. Idempotent. Raises ClusterError."""
     cluster = read_cluster(path)
     if cluster is None:
         return
@@ -132,6 +137,9 @@ def stop_cluster(path: Path) -> None:
             leader.send(signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIME_S
     while left := _alive(seen | set(cluster.processes())):
+        if time.monotonic() > deadline + KILL_TIME_S:
+            pids = ", ".join(str(process.pid) for process in left)
+            raise ClusterError(f"Ray's processes {pids} were killed and have not ended; try again later.")
         if time.monotonic() > deadline:
             # Repeated: a killed process may have started another one before.
             for process in left:
@@ -182,7 +190,8 @@ def _start_node(cluster: LocalCluster, index: int, options: Sequence[str]) -> No
 
 def _command(cluster: LocalCluster, index: int, options: Sequence[str]) -> list[str]:
     # By `env`, since a detached process inherits no variables of Ray.
-    settings = [f"{name}={value}" for name, value in cluster.environment.items()]
+    variables = {**cluster.environment, _MARK: str(cluster.temporary)}
+    settings = [f"{name}={value}" for name, value in variables.items()]
     return [
         *("env", *settings, sys.executable, "-m", "ray.scripts.scripts", "start", "--block", "--disable-usage-stats"),
         *("--num-cpus=1", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE_BYTES}"),
@@ -210,15 +219,16 @@ def _kill_session(leader: int) -> None:
         time.sleep(POLL_S)
 
 
-def _processes_with(text: str) -> set[ProcessIdentity]:
+def _processes_with(setting: str) -> set[ProcessIdentity]:
+    """Returns the processes that have this in their environment."""
     found: set[ProcessIdentity] = set()
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
+    for path in Path("/proc").glob("[0-9]*/environ"):
         try:
-            arguments = path.read_bytes()
-        except OSError:  # it has ended, or the kernel hides it
+            settings = path.read_bytes().split(b"\0")
+        except OSError:  # it has ended, or is another user's
             continue
         pid = int(path.parent.name)
-        if text.encode() in arguments and (identity := identity_of(pid)) is not None:
+        if setting.encode() in settings and (identity := identity_of(pid)) is not None:
             found.add(identity)
     return found
 

@@ -41,7 +41,7 @@ class Clients:
         """`connect` makes the client of a token."""
         self._connect = connect
         self._clients: dict[str, _Client] = {}  # the least recently used one first
-        self._verifying: dict[str, asyncio.Task[_Client]] = {}
+        self._verifying: dict[str, asyncio.Task[None]] = {}
         self._verifications = asyncio.Semaphore(VERIFICATIONS_MAX)
         self._closing: set[asyncio.Task[None]] = set()
         self._used: ContextVar[list[_Client]] = ContextVar("used")
@@ -65,7 +65,11 @@ class Clients:
         clients are in use or the token has too many requests, and the client's other errors if the daemon does not
         answer.
         """
-        found = self._clients.pop(token, None) or await self._verified(token)
+        if token not in self._clients:
+            await self._verified(token)
+        found = self._clients.pop(token, None)
+        if found is None:  # another token has taken its place meanwhile
+            raise _all_in_use()
         self._clients[token] = found
         used = self._used.get(None)
         if used is not None and found not in used:
@@ -77,17 +81,17 @@ class Clients:
             used.append(found)
         return found.client
 
-    async def _verified(self, token: str) -> _Client:
-        """Requests of one token wait for one verification."""
+    async def _verified(self, token: str) -> None:
+        """Requests of one token wait for one verification, which goes on if they are cancelled."""
         verifying = self._verifying.get(token)
         if verifying is None:
             if _TOKEN.fullmatch(token) is None:
                 raise AuthenticationError("the token is malformed; pass one made by `executor-server token new`")
             verifying = self._verifying[token] = asyncio.create_task(self._verify(token))
             verifying.add_done_callback(lambda _: self._verifying.pop(token, None))
-        return await asyncio.shield(verifying)
+        await asyncio.shield(verifying)
 
-    async def _verify(self, token: str) -> _Client:
+    async def _verify(self, token: str) -> None:
         async with self._verifications:
             client = self._connect(token)
             try:
@@ -96,16 +100,14 @@ class Clients:
             except BaseException:
                 await client.close()
                 raise
-        return _Client(client)
+        self._clients[token] = _Client(client)
 
     def _make_room(self) -> None:
         if len(self._clients) < CLIENTS_MAX:
             return
         unused = next((token for token, each in self._clients.items() if not each.requests), None)
         if unused is None:
-            raise ResourceExhaustedError(
-                f"the gateway serves {CLIENTS_MAX} tokens at a time, and all are in use; try again", retry_after_s=1.0
-            )
+            raise _all_in_use()
         self._close(unused)
 
     def _close(self, token: str) -> None:
@@ -119,6 +121,13 @@ class Clients:
     async def __aexit__(
         self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        await asyncio.gather(*self._verifying.values(), return_exceptions=True)
         for token in list(self._clients):
             self._close(token)
-        await asyncio.gather(*self._verifying.values(), *self._closing, return_exceptions=True)
+        await asyncio.gather(*self._closing, return_exceptions=True)
+
+
+def _all_in_use() -> ResourceExhaustedError:
+    return ResourceExhaustedError(
+        f"the gateway serves {CLIENTS_MAX} tokens at a time, and all are in use; try again", retry_after_s=1.0
+    )

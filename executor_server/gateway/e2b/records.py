@@ -209,13 +209,13 @@ class Sandboxes:
                 session = await client.get_session(record.session_id)
                 if session.info.state is SessionState.LOST:
                     await session.close()
-                    self.forget(record.sandbox_id)
+                    self.forget(record)
                 if record.sandbox_id not in self._sandboxes:  # lost, or ended meanwhile
                     raise sandbox_gone()
                 if not sandbox.is_open(client):  # else another request was faster
                     sandbox.open(client, session)
         except SessionGone:
-            self.forget(record.sandbox_id)
+            self.forget(record)
             raise sandbox_gone() from None
         except ExecutorClientError as error:
             raise of_client(error) from error
@@ -239,12 +239,14 @@ class Sandboxes:
         sandbox.record = record
         sandbox.changed.set()
 
-    def forget(self, sandbox_id: str) -> None:
-        """Removes a record whose session has ended. Idempotent."""
-        self._database.execute("DELETE FROM sandboxes WHERE sandbox_id = ?", (sandbox_id,))
-        sandbox = self._sandboxes.pop(sandbox_id, None)
-        if sandbox is not None:
-            sandbox.changed.set()
+    def forget(self, record: Record) -> None:
+        """Removes a record whose session has ended, unless a later session has its id. Idempotent."""
+        sandbox = self._sandboxes.get(record.sandbox_id)
+        if sandbox is None or sandbox.record.session_id != record.session_id:
+            return
+        self._database.execute("DELETE FROM sandboxes WHERE sandbox_id = ?", (record.sandbox_id,))
+        del self._sandboxes[record.sandbox_id]
+        sandbox.changed.set()
 
     # The timers
 
@@ -270,8 +272,8 @@ class Sandboxes:
                         continue
                     if await self._is_kept(record, is_due=is_due):
                         sandbox.touch_time = time.monotonic() + record.idle_time_s / IDLE_PART
-                    elif self._sandboxes.get(record.sandbox_id) is sandbox:  # no later one has its id
-                        self.forget(record.sandbox_id)
+                    else:
+                        self.forget(record)
             except Exception as error:  # noqa: BLE001 - it is repeated
                 _log.warning("sandbox_not_served", sandbox_id=record.sandbox_id, is_due=is_due, error=str(error))
                 await asyncio.sleep(RETRY_S)

@@ -284,20 +284,20 @@ class _Account:
         sandbox = self._sandboxes.get(sandbox_id)
         if sandbox is None:
             return None
-        record = sandbox.record
         try:
-            session = await client.get_session(record.session_id)
+            session = await client.get_session(sandbox.record.session_id)
             if session.info.state is not SessionState.LOST:
-                return record, session
+                # A DELETE may have come meanwhile.
+                return (sandbox.record, session) if self._sandboxes.get(sandbox_id) is sandbox else None
             await session.close()
         except NotFoundError:
-            if not is_same(key, record.token):
+            if not is_same(key, sandbox.record.token):
                 return None  # another tenant's, perhaps
-        self._sandboxes.forget(sandbox_id)
+        self._sandboxes.forget(sandbox.record)
         return None
 
     async def _owned(self, request: Request) -> tuple[Record, AsyncSession]:
-        """Returns the sandbox of the path. Raises Refusal (401, 404)."""
+        """Returns the sandbox of the path, as it is until the next `await`. Raises Refusal (401, 404)."""
         key, sandbox_id = _key_of(request), request.path_params["sandbox_id"]
         found = await self._running(await self._client(key), sandbox_id, key)
         if found is None:
@@ -313,7 +313,7 @@ class _Account:
     async def _kill(self, request: Request) -> Response:
         record, session = await self._owned(request)
         # Forgotten first: of two callers at one time, only one gets a success.
-        self._sandboxes.forget(record.sandbox_id)
+        self._sandboxes.forget(record)
         try:
             await session.close()
         except BaseException:
@@ -321,22 +321,27 @@ class _Account:
             raise
         return Response(status_code=204)
 
+    async def _body_of_change(self, request: Request, kind: type[M]) -> M:
+        """Reads the body of a caller who is authenticated. `_owned` comes after it: a body may take long to arrive."""
+        await self._client(_key_of(request))
+        return await _body(request, kind)
+
     async def _connect(self, request: Request) -> Response:
+        asked = await self._body_of_change(request, _Connect)
         record, session = await self._owned(request)
-        asked = await _body(request, _Connect)
         # The key may be newer than the one of the creation, which may be revoked.
         record = replace(record, token=_key_of(request))
         return JSONResponse(self._created(self._prolong(record, session, asked.timeout)))
 
     async def _set_timeout(self, request: Request) -> Response:
+        asked = await self._body_of_change(request, _Timeout)
         record, session = await self._owned(request)
-        asked = await _body(request, _Timeout)
         self._end_in(record, session, asked.timeout)
         return Response(status_code=204)
 
     async def _refresh(self, request: Request) -> Response:
+        asked = await self._body_of_change(request, _Refresh)
         record, session = await self._owned(request)
-        asked = await _body(request, _Refresh)
         self._prolong(record, session, asked.duration)
         return Response(status_code=204)
 

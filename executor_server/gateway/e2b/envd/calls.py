@@ -48,15 +48,17 @@ def admitting(service: ASGIApp, sandboxes: Sandboxes) -> ASGIApp:
 @contextlib.asynccontextmanager
 async def sandbox_of(sandboxes: Sandboxes, ctx: RequestContext[Any, Any]) -> AsyncIterator[Sandbox]:
     """Provides the sandbox of a call. Errors of the body become ConnectErrors."""
-    sandbox_id = current_target().sandbox_id
+    sandbox: Sandbox | None = None
     try:
         headers = ctx.request_headers
         check_user(_name_in(headers.get("authorization", "")), sandboxes.users)
-        yield await sandboxes.find(sandbox_id, headers.get("x-access-token"))
+        sandbox = await sandboxes.find(current_target().sandbox_id, headers.get("x-access-token"))
+        yield sandbox
     except ConnectError:
         raise
     except SessionGone as error:
-        sandboxes.forget(sandbox_id)  # the SDK's next request asks whether the sandbox runs
+        if sandbox is not None:
+            sandboxes.forget(sandbox.record)  # the SDK's next request asks whether the sandbox runs
         message = f"the sandbox was killed or reached its end of life during the call: {error.message}"
         raise ConnectError(Code.UNAVAILABLE, message) from error
     except ExecutorClientError as error:

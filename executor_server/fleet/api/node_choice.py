@@ -171,8 +171,6 @@ class NodeChoice:
 
     def _place(self, parked: Parked[_Waiting]) -> bool:
         waiting = parked.request
-        if waiting.node.done():  # its caller is gone, and removes it in a moment
-            return False
         member = self._placement.choose(waiting.wanted, waiting.skipped)
         if member is None:
             return False

@@ -18,8 +18,8 @@ import psutil
 from benchmarks.daemon import Daemon, running_daemon
 from benchmarks.echo import Echo, running_echo
 from benchmarks.figures import WARM_UP_ROUNDS, Measured, in_turns
-from benchmarks.gateway import running_gateway
 from benchmarks.references import DOCKER_IMAGE, Unmeasurable, require_docker_image
+from benchmarks.web import running_gateway
 from executor_client import ExecutorClient, Session
 from executor_server.core import SandboxSpec
 

@@ -14,10 +14,10 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from benchmarks.bench import Bench, serving
-from benchmarks.console import running_console
 from benchmarks.figures import AtMost, Figure, Reference, timed
 from benchmarks.references import Unmeasurable
 from benchmarks.rows.sessions import CLIENTS
+from benchmarks.web import running_console
 from executor_client import Session
 from tests.support.chromium import Browser, Page, find_chromium
 

@@ -160,16 +160,12 @@ def _resolved(target: Target, section: EgressSection) -> tuple[str, Sequence[str
     resolver: Resolver = DnsResolver(section.resolver) if section.resolver else HostResolver()
     who = " then ".join(section.resolver) or "this host"
     try:
-        addresses = asyncio.run(asyncio.wait_for(_ask(resolver, target.host), RESOLVE_S))
+        addresses = asyncio.run(asyncio.wait_for(resolver.resolve(target.host), RESOLVE_S))
     except TimeoutError:
         return who, (), "did not answer in time"
     except (Unresolved, OSError) as error:
         return who, (), f"the name {error}" if isinstance(error, Unresolved) else "can't be asked now"
     return who, addresses, "" if addresses else "the name has no addresses"
-
-
-async def _ask(resolver: Resolver, host: str) -> Sequence[str]:
-    return await resolver.resolve(host)
 
 
 def _classified(address: str, classifier: AddressRules) -> Found:

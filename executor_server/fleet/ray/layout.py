@@ -82,10 +82,6 @@ class FrontFiles:
     def registry(self) -> Path:
         return self.root / "nodes.json"
 
-    @property
-    def socket(self) -> Path:
-        return self.daemon.state_dir / "executor.sock"
-
 
 @dataclass(frozen=True)
 class NodeFiles:

@@ -23,7 +23,6 @@ from executor_server.fleet.ray.daemon import EndedAtOnce, FleetError, OwnDaemon
 from executor_server.fleet.ray.layout import NAME_LABEL, RESOURCE
 from executor_server.fleet.ray.processes import ProcessIdentity, identity_of, session_members, write_whole
 
-MAX_NODES = 16
 START_TIME_S = 90.0
 """Seconds for one node to run; a loaded machine of two cores takes twenty."""
 START_ATTEMPTS = 2

@@ -39,14 +39,19 @@ async def recover_sessions(
     after the backend's start and before it creates a sandbox. Raises StateDirError, SandboxFailure.
     """
     records = registry.load()
-    ours = [record for record in records if _why_not(record, backend) is None]
+    why_not = {record.session_id: _why_not(record, backend) for record in records}
     adopted = await backend.adopt(
-        [KnownSandbox(each.sandbox_id, each.spec.sandbox, each.token, each.backend) for each in ours]
+        [
+            KnownSandbox(each.sandbox_id, each.spec.sandbox, each.token, each.backend)
+            for each in records
+            if why_not[each.session_id] is None
+        ]
     )
     sessions = []
     for record in records:
-        sandbox = adopted.get(record.sandbox_id) if record in ours else None
-        missing = _why_not(record, backend) or _why_not_adopted(sandbox)
+        missing = why_not[record.session_id]
+        sandbox = adopted.get(record.sandbox_id) if missing is None else None
+        missing = missing or _why_not_adopted(sandbox)
         kept = sandbox or MissingSandbox(record.sandbox_id)
         channel = GuestChannel(kept.endpoint, shown=record.connections)
         session = Session(record, kept, channel, registry, settings, hooks)

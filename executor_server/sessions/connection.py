@@ -150,8 +150,7 @@ class GuestConnection:
             await asyncio.sleep(wait_s)
 
     async def _connect_once(self, within_s: float) -> None:
-        # Noted before the token is sent: after a kill in between, the next daemon skips a token and repeats none.
-        self._registry.note_connections(self._session.session_id, self._channel.connections + 1)
+        self._note_token()
         answer_s = self._times.answer_s if self._endpoint.breaks_by_itself else READY_TIME_S
         await self._channel.connect(within_s, answer_s=answer_s)
         if self._channel.connected:  # else it broke in the same moment, and `on_lost` has begun to renew it
@@ -166,9 +165,7 @@ class GuestConnection:
         if isinstance(self._sandbox, MachineSandbox):
             return _MachineListener(self, self._sandbox)
         for retries in reversed(range(_LISTENER_ATTEMPTS)):
-            self._registry.note_connections(
-                self._session.session_id, self._channel.connections + 1
-            )  # as `_connect_once` does
+            self._note_token()
             try:
                 return await self._channel.take_listener()
             except UnreachedError:
@@ -178,10 +175,12 @@ class GuestConnection:
 
     def next_token(self) -> str:
         """Returns a token for another process that connects to the guest; noted first. Raises SandboxFailure."""
-        self._registry.note_connections(
-            self._session.session_id, self._channel.connections + 1
-        )  # as `_connect_once` does
+        self._note_token()
         return self._channel.tokens.next()
+
+    def _note_token(self) -> None:
+        # Before the token is sent: after a kill in between, the next daemon skips a token and repeats none.
+        self._registry.note_connections(self._session.session_id, self._channel.connections + 1)
 
     def on_lost(self, reason: str) -> None:
         """Renews a broken connection, a limited number of times; a dead or lying supervisor fails to reconnect."""

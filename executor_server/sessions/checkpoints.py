@@ -24,7 +24,7 @@ from executor_server.guest.wire.frames import Frame, FrameError
 from executor_server.guest.wire.messages import BlobChunk, Done, ExportState, FileChunk, FileGet, RestoreState
 from executor_server.guest.wire.schema import message_of
 from executor_server.policy import check_state_export, check_state_restore
-from executor_server.sessions.guest_requests import GuestRequests
+from executor_server.sessions.guest_requests import GuestRequests, answered
 from executor_server.sessions.shared import SessionHooks
 from executor_server.sessions.state_archive import (
     MAX_MANIFEST_BYTES,
@@ -105,8 +105,7 @@ class Checkpoints:
                 else:
                     await spool.write(part)
                 part = await request.next()
-        assert manifest is not None, "a request that has an answer ended without one"
-        return spool, spool.end_part(), replace(manifest, python_version=self._python_version)
+        return spool, spool.end_part(), replace(answered(manifest), python_version=self._python_version)
 
     async def _export_files(self, spool: Spool) -> tuple[Part, StateManifest]:
         request = Request[FileInfo | bytes | StateManifest](_files_part, self._session.hold_reading)
@@ -118,8 +117,7 @@ class Checkpoints:
                     manifest = part
                 elif isinstance(part, bytes):
                     await spool.write(part)
-        assert manifest is not None, "a request that has an answer ended without one"
-        return spool.end_part(), manifest
+        return spool.end_part(), answered(manifest)
 
     async def restore_state(self, archives: StateArchives, chunks: AsyncIterator[bytes]) -> StateManifest:
         """Restores an archive into this session. Returns what was restored, and what could not be.

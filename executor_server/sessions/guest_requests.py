@@ -150,7 +150,7 @@ class GuestRequests:
             found = await self.ask(missing_modules, lambda op: FindModules(op=op), json.dumps(list(modules)).encode())
         except InvalidRequest:
             return ()  # a finder of the image killed or hung the interpreter; each import fails with its own reason
-        return _answered(found)
+        return answered(found)
 
     def restrict(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
         """Sends the rules of another spec now; they apply from the next execution.
@@ -293,7 +293,7 @@ class GuestRequests:
                     self._channel.send(FileData(op=op), chunk)
                     left -= len(chunk)
                     await self._channel.drain()
-                return _answered(await request.next())
+                return answered(await request.next())
             finally:
                 if left:
                     self._channel.send(FileData(op=op, abandon=True))
@@ -342,7 +342,7 @@ class GuestRequests:
 
     async def list_files(self, path: str, *, recursive: bool = True) -> tuple[list[FileInfo], bool]:
         """Returns files, directories and links in a directory, and True if the list is cut."""
-        return _answered(await self.ask(listing, lambda op: FileList(op=op, path=path, recursive=recursive)))
+        return answered(await self.ask(listing, lambda op: FileList(op=op, path=path, recursive=recursive)))
 
     async def manage_file(self, action: str, path: str, **options: Any) -> FileInfo | None:
         """Does an action of ManageFile with its `options`. Returns the file's description; None for a removal."""
@@ -444,6 +444,7 @@ def _listed_hosts(allowed: Sequence[str]) -> list[str]:
     return [*listed, f"and {rest} more"] if rest > 0 else listed
 
 
-def _answered(answer: T | None) -> T:
+def answered(answer: T | None) -> T:
+    """Returns the answer of a request that always has one."""
     assert answer is not None, "a request that has an answer ended without one"
     return answer

@@ -15,7 +15,7 @@ from executor_server.core import NotFound, Reason, Result, Savepoint, Savepoints
 from executor_server.guest.wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 from executor_server.guest.wire.schema import Message
 from executor_server.policy import check_savepoint
-from executor_server.sessions.guest_requests import GuestRequests
+from executor_server.sessions.guest_requests import GuestRequests, answered
 from executor_server.sessions.shared import SessionHooks
 
 if TYPE_CHECKING:
@@ -74,7 +74,6 @@ class SessionSavepoints:
                 self.known = (*(each for each in self.known if each.number not in dropped), added)
 
     async def _ask(self, message: Callable[[int], Message]) -> Savepoints:
-        answer = await self._requests.ask(listed_savepoints, message)
-        assert answer is not None, "a request that has an answer ended without one"
+        answer = answered(await self._requests.ask(listed_savepoints, message))
         self.known = answer.savepoints
         return answer

@@ -49,7 +49,7 @@ class EndedSessions:
             self._database, self._views = _opened(path)
         except sqlite3.DatabaseError as error:
             aside = path.with_name(path.name + ".harmed")
-            _log.error("ended_sessions_begun_anew", path=str(path), put_aside=str(aside), error=str(error))
+            _log.error("ended_sessions_damaged", path=str(path), put_aside=str(aside), error=str(error))
             try:
                 put_aside(path, aside)
                 self._database, self._views = _opened(path)

@@ -149,7 +149,7 @@ class FleetStore:
         if len(fitting) < len(rows):
             if strict:
                 raise StateDirError(f"The front's file {self._path} is damaged: rows of {table} do not fit.")
-            _log.error("tombstones_not_believed", path=str(self._path), rows=len(rows) - len(fitting))
+            _log.error("tombstones_rejected", path=str(self._path), rows=len(rows) - len(fitting))
         return fitting
 
 

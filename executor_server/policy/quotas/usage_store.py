@@ -58,7 +58,7 @@ class UsageStore:
             self._database = _opened(path)
         except sqlite3.DatabaseError as error:
             aside = path.with_name(path.name + ".harmed")
-            _log.error("usage_begun_anew", path=str(path), put_aside=str(aside), error=str(error))
+            _log.error("usage_damaged", path=str(path), put_aside=str(aside), error=str(error))
             try:
                 put_aside(path, aside)
                 self._database = _opened(path)
@@ -75,7 +75,7 @@ class UsageStore:
         )
         found = [(MinuteUse(*row), checksum == row_checksum(*row)) for *row, checksum in rows]
         if not all(fits for _, fits in found):
-            _log.error("usage_not_believed", path=str(self._path), rows=sum(not fits for _, fits in found))
+            _log.error("usage_rejected", path=str(self._path), rows=sum(not fits for _, fits in found))
         return [use for use, fits in found if fits]
 
     def write(self, used: Sequence[MinuteUse], from_minute: int) -> bool:

@@ -87,6 +87,31 @@ async def test_a_session_goes_on_from_any_branch_that_is_kept(harness: Harness) 
     assert (await harness.run(session, "print(x, open('f').read())")).stdout == "[0, 2, 4] 2\n"
 
 
+@promise("branches")
+async def test_a_branch_leaves_entries_alone_that_no_copy_can_hold(harness: Harness) -> None:
+    """They were absent from the copy, so they counted as new, and the end of the branch removed them."""
+    session = await harness.session()
+    await harness.run(
+        session,
+        "import os\nos.mkfifo('pipe'); os.makedirs('closed/d'); os.mkdir('listed')\n"
+        "for path in ('closed/d/f', 'listed/f', 'secret'): open(path, 'w').write('mine')\n"
+        "os.chmod('secret', 0); os.chmod('closed', 0); os.chmod('listed', 0o400)",
+    )
+    tried = await harness.run(session, "open('new', 'w').close()", branch=True)
+    files = end_of(tried).files
+    assert files is not None
+    assert (files.added, files.changed, files.removed, files.unknown) == (("new",), (), (), ())
+    assert end_of(tried).left_out == ("files of the workspace that can't be copied, and stay as they are: 4",)
+    opening = "for path in ('closed', 'listed', 'secret'): os.chmod(path, 0o700)\n"
+    tried = await harness.run(session, opening + "os.mkfifo('other'); os.remove('pipe')", branch=True)
+    assert end_of(tried).left_out[1:] == ("files of the workspace that could not be restored: 4",)
+    now = await harness.run(
+        session,
+        "print(sorted(os.listdir()), *(open(path).read() for path in ('closed/d/f', 'listed/f', 'secret')))",
+    )
+    assert now.stdout == "['closed', 'listed', 'secret'] mine mine mine\n"
+
+
 ENDS = {
     "exception": ("1 / 0", "exception", "its program has not succeeded"),
     "hard exit": ("import os; os._exit(3)", "exited", "its process has ended"),

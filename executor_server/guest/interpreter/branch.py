@@ -119,7 +119,7 @@ class Branch:
             self._look.begin()
             return Answered(ok=True), b""
         if isinstance(message, EndBranch):
-            files = Changes.of(*self._copies.changes(), ())
+            files = Changes.of(*self._copies.changes())
             return Answered(ok=True), dumps(BranchChanges(variables=self._look.changes(), files=files).head())
         failed = {
             "files of the workspace that could not be restored": self._copies.restore_last(),

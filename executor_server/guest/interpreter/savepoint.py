@@ -95,6 +95,10 @@ def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: Work
         if request.whole:
             return _refusal(reason)
         left_out.append(f"files of the workspace: {reason}")
+    data = [entry.data for entry in (files or {}).values() if entry.is_whole]
+    if files is not None and len(data) < len(files):
+        count = len(files) - len(data)
+        left_out.append(f"files of the workspace that can't be copied, and stay as they are: {count}")
     module = sys.modules.get("random")
     kept = _Kept(files, module.getstate() if module is not None else None)
     try:
@@ -116,7 +120,6 @@ def take(request: TakeSavepoint, packet: link.Packet, parts: Parts, copies: Work
     lost = native_threads.lost(kept.switches, renewed=True)
     if lost:  # the supervisor closes the copy's link, and that ends it
         return _refusal(f"threads of native libraries run, and these can't do without them in a copy: {lost}")
-    data = [entry.data for entry in (files or {}).values()]
     made = SavepointMade(
         files=len(data),
         file_bytes=sum(len(each) for each in data if isinstance(each, bytes)),

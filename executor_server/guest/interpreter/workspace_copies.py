@@ -6,6 +6,7 @@ followed out of the workspace, and nothing that could block is opened.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
@@ -28,15 +29,21 @@ class TooMany(Exception):
 
 
 class Entry:
-    """A file (its bytes), a symbolic link (its target) or a directory (None)."""
+    """A file (its bytes), a symbolic link (its target) or a directory (None).
 
-    __slots__ = ("data", "key", "mode", "times")
+    Without `is_whole`, its content is not in the copy: a pipe, a socket, a device, or a file or directory that this
+    user can't read. Such entries, and what is in such directories, stay as they are.
+    """
 
-    def __init__(self, status: os.stat_result, data: Union[bytes, str, None]) -> None:
+    __slots__ = ("data", "is_whole", "key", "kind", "mode", "times")
+
+    def __init__(self, status: os.stat_result, data: Union[bytes, str, None], *, is_whole: bool = True) -> None:
+        self.kind = stat.S_IFMT(status.st_mode)
         self.mode = stat.S_IMODE(status.st_mode)
         self.times = status.st_atime_ns, status.st_mtime_ns
         self.key = _key(status)  # changes with the content
         self.data = data
+        self.is_whole = is_whole
 
 
 class WorkspaceCopies:
@@ -49,8 +56,9 @@ class WorkspaceCopies:
     def save(self, max_bytes: int) -> Copy:
         """Returns a copy of all files. Raises TooMany, OSError."""
         copy: Copy = {}
+        closed: set[str] = set()
         left = max_bytes
-        for path, status in _walk(self._root, ""):
+        for path, status in _walk(self._root, closed):
             if len(copy) >= MAX_FILES:
                 raise TooMany(f"the workspace has more than {MAX_FILES} files")
             kind = stat.S_IFMT(status.st_mode)
@@ -63,45 +71,66 @@ class WorkspaceCopies:
                 left -= status.st_size
                 if left < 0:
                     raise TooMany(f"the files of the workspace have more than {max_bytes} bytes")
-                if last is not None and last.key == _key(status):
+                if last is not None and last.is_whole and last.key == _key(status):
                     copy[path] = last
                     continue
-                found = self._read(path, left + status.st_size)
+                found = self._read(path, status, left + status.st_size)
                 if found is not None:
                     copy[path] = found
                     left += status.st_size - len(found.data or b"")
+            else:
+                copy[path] = Entry(status, None, is_whole=False)
+        if "" in closed:
+            raise PermissionError(errno.EACCES, "its directory can't be listed")
+        for path in closed:
+            copy[path].is_whole = False
         self._last = copy
         return copy
 
-    def changes(self) -> tuple[list[str], list[str], list[str]]:
-        """Returns the paths added, changed and removed since the last copy was made."""
+    def changes(self) -> tuple[list[str], list[str], list[str], list[str]]:
+        """Returns the paths added, changed and removed since the last copy was made, and those not seen."""
         added, changed = [], []
-        gone = set(self._last)
-        for seen, (path, status) in enumerate(_walk(self._root, "")):
-            if seen >= _MAX_SEEN:
-                break
+        now, closed = self._present(self._last)
+        for path, status in now.items():
             entry = self._last.get(path)
-            gone.discard(path)
             if entry is None:
                 added.append(path)
             elif _key(status) != entry.key or not _same_kind(status, entry):
                 changed.append(path)
-        return added, changed, sorted(gone)
+        missing = self._last.keys() - now.keys()
+        unknown = {path for path in missing if _is_below(path, closed)}
+        return added, changed, sorted(missing - unknown), sorted(unknown)
+
+    def _present(self, copy: Copy) -> tuple[dict[str, os.stat_result], set[str]]:
+        """Returns the entries to compare with the copy, and the directories whose entries are not among them.
+
+        The workspace itself, as "", is one of these if it has too many entries.
+        """
+        closed = {path for path, entry in copy.items() if entry.kind == stat.S_IFDIR and not entry.is_whole}
+        now: dict[str, os.stat_result] = {}
+        for path, status in _walk(self._root, closed):
+            if len(now) >= _MAX_SEEN:
+                closed.add("")
+                break
+            now[path] = status
+        return now, closed
 
     def restore_last(self) -> int:
         """Restores the last copy. Returns the number of failures."""
         return self.restore(self._last)
 
-    def _read(self, path: str, max_bytes: int) -> Optional[Entry]:
+    def _read(self, path: str, status: os.stat_result, max_bytes: int) -> Optional[Entry]:
         """Reads a file; None when it is gone. Raises TooMany when it has grown meanwhile."""
         try:
             fd = os.open(os.path.join(self._root, path), os.O_RDONLY | _NO_FOLLOW)
-        except OSError:
+        except FileNotFoundError:
             return None
+        except OSError:
+            return Entry(status, None, is_whole=False)
         with open(fd, "rb", buffering=0) as file:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
-                return None
+                return Entry(status, None, is_whole=False)
             pieces, size = [], 0
             while piece := file.read(min(max_bytes - size, 1024 * 1024) + 1):
                 size += len(piece)
@@ -112,12 +141,10 @@ class WorkspaceCopies:
 
     def restore(self, copy: Copy) -> int:
         """Restores the workspace. Returns the number of failures."""
-        failed = 0
-        now: dict[str, os.stat_result] = {}
-        for path, status in _walk(self._root, ""):
-            if len(now) >= _MAX_SEEN:
-                return len(copy)
-            now[path] = status
+        now, closed = self._present(copy)
+        if "" in closed:
+            return len(copy)
+        failed = sum(path in copy and copy[path].is_whole for path in closed)  # what is new in them is not removed
         for path in sorted(now, reverse=True):  # a directory comes after its entries
             entry = copy.get(path)
             if entry is None or not _same_kind(now[path], entry):
@@ -125,6 +152,9 @@ class WorkspaceCopies:
         for path, entry in copy.items():  # a directory comes before what is in it
             status_now = now.get(path)
             if status_now is not None and _key(status_now) == entry.key:
+                continue
+            if not entry.is_whole:
+                failed += 1
                 continue
             try:
                 self._put(os.path.join(self._root, path), entry, exists=status_now is not None)
@@ -162,21 +192,32 @@ class WorkspaceCopies:
                 os.utime(fd, ns=entry.times)
 
 
-def _walk(root: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
-    """Yields each entry with its status, a directory before what is in it."""
-    pending = [below]
+def _walk(root: str, closed: set[str]) -> Iterator[tuple[str, os.stat_result]]:
+    """Yields each entry with its status, a directory before what is in it.
+
+    Does not enter the directories `closed`, and adds those that this user can't list.
+    """
+    pending = [""]
     while pending:
         folder = pending.pop()
+        if folder in closed:
+            continue
         try:
             entries = list(os.scandir(os.path.join(root, folder)))
+        except FileNotFoundError:
+            continue
         except OSError:
-            continue  # it is gone, or closed to this user
+            closed.add(folder)
+            continue
         for entry in entries:
             path = os.path.join(folder, entry.name)
             try:
                 status = entry.stat(follow_symlinks=False)
-            except OSError:
+            except FileNotFoundError:
                 continue
+            except OSError:
+                closed.add(folder)
+                break
             yield path, status
             if stat.S_ISDIR(status.st_mode):
                 pending.append(path)
@@ -185,13 +226,21 @@ def _walk(root: str, below: str) -> Iterator[tuple[str, os.stat_result]]:
 def _key(status: os.stat_result) -> tuple[int, ...]:
     if stat.S_ISDIR(status.st_mode):
         return (stat.S_IMODE(status.st_mode),)
+    if not (stat.S_ISREG(status.st_mode) or stat.S_ISLNK(status.st_mode)):
+        return (status.st_ino,)  # the times of a pipe change when it is used
     return status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
 def _same_kind(status: os.stat_result, entry: Entry) -> bool:
-    kind = stat.S_IFMT(status.st_mode)
-    expected = stat.S_IFDIR if entry.data is None else stat.S_IFLNK if isinstance(entry.data, str) else stat.S_IFREG
-    return kind == expected
+    return stat.S_IFMT(status.st_mode) == entry.kind
+
+
+def _is_below(path: str, folders: set[str]) -> bool:
+    while path:
+        path = os.path.dirname(path)
+        if path in folders:
+            return True
+    return False
 
 
 def _removed(path: str, status: os.stat_result) -> bool:

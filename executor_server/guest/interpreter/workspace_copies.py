@@ -143,7 +143,7 @@ class WorkspaceCopies:
         """Restores the workspace. Returns the number of failures."""
         now, closed = self._present(copy)
         if "" in closed:
-            return len(copy)
+            return max(1, len(copy))
         failed = sum(path in copy and copy[path].is_whole for path in closed)  # what is new in them is not removed
         for path in sorted(now, reverse=True):  # a directory comes after its entries
             entry = copy.get(path)

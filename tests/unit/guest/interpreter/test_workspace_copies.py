@@ -29,6 +29,14 @@ def test_files_that_were_not_reached_are_not_reported_as_removed(tmp_path: Path)
     assert "below/old" in unknown
 
 
+def test_a_workspace_that_is_too_full_to_be_emptied_is_a_failure(tmp_path: Path) -> None:
+    """The failures were counted by the entries of the copy, so an empty copy had none."""
+    copies = WorkspaceCopies(str(tmp_path))
+    copies.save(max_bytes=0)
+    fill(tmp_path)
+    assert copies.restore_last() == 1
+
+
 def fill(directory: Path) -> None:
     for number in range(MAX_SEEN + 1):
         (directory / str(number)).touch()

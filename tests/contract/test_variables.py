@@ -120,6 +120,21 @@ async def test_an_error_in_the_repr_of_one_variable_spoils_no_other(harness: Har
         assert raised.partition("(")[0] in read["bad"].repr
 
 
+@promise("run-variables-hostile")
+async def test_a_variable_that_cannot_say_its_class_spoils_no_other(harness: Harness) -> None:
+    """As Django's SimpleLazyObject with a factory that raises: asking for its class lost all variables."""
+    session = await harness.session()
+    await harness.run(
+        session,
+        "class Lazy:\n    __class__ = property(lambda self: 1 / 0)\n"
+        "class Name(str):\n    __len__ = lambda self: 1 / 0\n"
+        "lazy, whole = Lazy(), 1; globals()[Lazy()] = globals()[Name('name')] = 2",
+    )
+    read, _ = await get_variables(session)
+    assert (read["whole"], type(read["lazy"])) == (1, OpaqueValue)
+    assert (await harness.run(session, "whole")).output == 1
+
+
 @promise("run-variables")
 async def test_the_str_of_a_value_arrives_beside_its_repr(harness: Harness) -> None:
     session = await harness.session()

@@ -174,5 +174,7 @@ def view(packet: link.Packet) -> Union[bytes, memoryview]:
 
 def _is_variable(name: object, value: Any) -> bool:
     skipped = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
-    # Agent code can put anything among its globals, even under keys that are not names.
-    return isinstance(name, str) and len(name) <= MAX_NAME_CHARS and name[:1] != "_" and not isinstance(value, skipped)
+    # Agent code can put anything among its globals, even under keys that are not names. isinstance would ask it.
+    return (
+        type(name) is str and len(name) <= MAX_NAME_CHARS and name[:1] != "_" and not issubclass(type(value), skipped)
+    )

@@ -99,7 +99,7 @@ def _variable_names(world: World) -> tuple[list[str], dict[str, str]]:
     omitted: dict[str, str] = {}
     chars = 0
     for name in list(world.namespace):
-        if not isinstance(name, str) or (name[:2] == "__" and name[-2:] == "__"):
+        if type(name) is not str or (name[:2] == "__" and name[-2:] == "__"):
             continue
         chars += len(name)
         if len(name) > MAX_NAME_CHARS or len(names) >= MAX_VARIABLES or chars > MAX_NAMES_CHARS:

@@ -84,7 +84,9 @@ class World:
         known += [("", own) for own in (self.namespace, self.names, self.hooks, self.enforcer)]
         known += [(f"constant:{name}", value) for name, value in self.constants.items()]
         for name, value in list(self.names.items()):
-            if isinstance(name, str) and value is not ours.get(name) and not isinstance(value, (str, int, float)):
+            if type(name) is not str or value is ours.get(name):
+                continue
+            if not issubclass(type(value), (str, int, float)):  # not isinstance, which asks the value itself
                 known.append((f"builtin:{name}", value))
         known += [(f"own:{name}", stand_in) for name, stand_in in _OWN.items()]
         return {id(value): (name, value) for name, value in reversed(known) if value is not None}

@@ -283,6 +283,16 @@ def test_a_variable_whose_name_is_no_text_is_left_out() -> None:
     assert written["variables"] == ["b"] and list(reasons(written)) == ["a\\ud800"]
 
 
+def test_what_cannot_say_its_class_spoils_no_variable() -> None:
+    """Asked for its class, it raised, and nothing was written."""
+    first = Interpreter()
+    first.run("class Lazy: __class__ = property(lambda self: 1 / 0)\nglobals()[Lazy()] = 1\nb = 2")
+    first.names["lazy"] = first["Lazy"]()
+    fd, written = first.export()
+    os.close(fd)
+    assert "b" in written["variables"]
+
+
 @pytest.mark.parametrize("program", ["f'v{n:05}' * 4, bytes(n)", "f'é{n:05}' * 4, 'x' * n", "f'v{n}', (i for i in [])"])
 def test_a_state_with_its_index_is_no_larger_than_it_may_be(program: str) -> None:
     """The supervisor treats a larger file as an attack and ends the interpreter."""

@@ -78,6 +78,12 @@ ENDS: dict[str, tuple[str, dict[str, float], str, str]] = {
     "segfault": ("import ctypes\nctypes.string_at(0)", {}, "crashed", "reset"),
     "killed itself": ("import os\nos.kill(os.getpid(), 9)", {}, "crashed", "reset"),
     "recursion": ("def f():\n    f()\nf()", {}, "exception", "kept"),
+    "exception without a class": (
+        "class E(Exception):\n    __class__ = property(lambda self: 1 / 0)\nraise E('mine')",
+        {},
+        "exception",
+        "kept",
+    ),
     "syntax": ("def", {}, "exception", "kept"),
     "import": ("import socket", {}, "import_denied", "kept"),
 }
@@ -103,6 +109,7 @@ PROVES = {
     "segfault": "end-crash",
     "killed itself": "end-crash",
     "recursion": "end-exception",
+    "exception without a class": "end-exception",
     "syntax": "end-exception",
     "import": "end-import",
 }

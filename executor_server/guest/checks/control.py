@@ -64,17 +64,14 @@ guard = Guard()
 
 def find_control(exception: BaseException | None) -> ControlException | None:
     """Returns the control exception itself, or one inside the exception group."""
-    if isinstance(exception, ControlException):
-        return exception
-    if not isinstance(exception, _GROUPS):
-        return None
     pending: list[Any] = [exception]
     searched = 0
     while pending and searched < MAX_GROUP_MEMBERS:
         searched += 1
         member = pending.pop()
-        if isinstance(member, ControlException):
-            return member
-        if isinstance(member, _GROUPS):
+        kind = type(member)  # not isinstance, which asks the exception itself
+        if issubclass(kind, ControlException):
+            return member  # type: ignore[no-any-return]
+        if issubclass(kind, _GROUPS):
             pending.extend(member.exceptions)
     return None

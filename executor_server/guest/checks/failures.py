@@ -37,7 +37,7 @@ def describe(
     """
     trace = _agent_traceback(error)
     line, top_line = _lines(trace, filename)
-    name = "KeyboardInterrupt" if isinstance(error, ExecutionInterrupted) else type(error).__name__
+    name = "KeyboardInterrupt" if issubclass(type(error), ExecutionInterrupted) else type(error).__name__
     note = f"\n{offline.note(network)}" if _is(offline.is_offline, error) else ""
     if _is(offline.is_install, error):
         note = f"{note}\n{offline.NOT_INSTALLED}"

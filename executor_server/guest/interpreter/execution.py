@@ -246,19 +246,20 @@ class Executions:
         raise failure
 
     def _classify(
-        self, error: BaseException, filename: str, source: str, spans: list[list[int]]
+        self, raised: BaseException, filename: str, source: str, spans: list[list[int]]
     ) -> tuple[str, Optional[ErrorDetail]]:
-        error = self._decisive() or error
+        error: Any = self._decisive() or raised
         self._meter.finish()  # now str() and repr() of the program's exceptions are free
-        if isinstance(error, SystemExit):
+        kind = type(error)  # not isinstance, which asks the exception itself
+        if issubclass(kind, SystemExit):
             return "exited", ErrorDetail(type="SystemExit", message=text_of(error), exit_code=_exit_code(error))
         network, owns = self._enforcer.rules.network, self._enforcer.own.owns_path
         detail = describe(error, filename, source, spans, network, owns)
-        if isinstance(error, OperationLimitExceeded):
+        if issubclass(kind, OperationLimitExceeded):
             return "operation_limit", detail
-        if isinstance(error, MemoryError):
+        if issubclass(kind, MemoryError):
             return "out_of_memory", detail.but(message=detail.message or "out of memory")
-        if isinstance(error, Refusal):
+        if issubclass(kind, Refusal):
             return error.outcome, detail
         if len(detail.message) > MAX_MESSAGE_CHARS:
             self._runtime.notebook.last_exc = error

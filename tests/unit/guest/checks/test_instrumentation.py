@@ -84,6 +84,12 @@ def test_control_exception_is_found_deep_in_groups() -> None:
     assert find_control(ExceptionGroup("plain", [ValueError()])) is None
 
 
+def test_a_handler_runs_for_an_exception_that_cannot_say_its_class() -> None:
+    """The guard of the handler asked the exception for its class, and raised in place of the handler."""
+    hiding = "class E(Exception):\n    __class__ = property(lambda self: 1 / 0)\n"
+    assert Agent().run(f"{hiding}try: raise E\nexcept E: pass").error is None
+
+
 def test_cleanup_runs_while_a_control_exception_unwinds() -> None:
     agent = Agent()
     done: list[object] = []

@@ -101,8 +101,7 @@ def _variable_names(world: World) -> tuple[list[str], dict[str, str]]:
     for name in list(world.namespace):
         if type(name) is not str or (name[:2] == "__" and name[-2:] == "__"):
             continue
-        chars += len(name)
-        if len(name) > MAX_NAME_CHARS or len(names) >= MAX_VARIABLES or chars > MAX_NAMES_CHARS:
+        if len(name) > MAX_NAME_CHARS or len(names) >= MAX_VARIABLES or chars + len(name) > MAX_NAMES_CHARS:
             omitted[name] = f"at most {MAX_VARIABLES} variables of short names can be written"
             continue
         try:
@@ -111,6 +110,7 @@ def _variable_names(world: World) -> tuple[list[str], dict[str, str]]:
             omitted[name] = "its name is no text that can be written"
             continue
         names.append(name)
+        chars += len(name)
     return names, omitted
 
 

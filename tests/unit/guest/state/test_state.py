@@ -293,6 +293,14 @@ def test_what_cannot_say_its_class_spoils_no_variable() -> None:
     assert "b" in written["variables"]
 
 
+def test_a_name_too_long_to_be_written_takes_no_room_from_others() -> None:
+    first = Interpreter()
+    first.run(f"globals()['a' * {MAX_NAMES_CHARS}] = 1\nb = 2")
+    fd, written = first.export()
+    os.close(fd)
+    assert written["variables"] == ["b"]
+
+
 @pytest.mark.parametrize("program", ["f'v{n:05}' * 4, bytes(n)", "f'é{n:05}' * 4, 'x' * n", "f'v{n}', (i for i in [])"])
 def test_a_state_with_its_index_is_no_larger_than_it_may_be(program: str) -> None:
     """The supervisor treats a larger file as an attack and ends the interpreter."""

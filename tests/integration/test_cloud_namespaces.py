@@ -314,3 +314,22 @@ sys.exit(main(["{{}}"]))
     ended = subprocess.run([sys.executable, "-I", "-c", program], capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr == "cannot make a sandbox here: it must be started by root\n"
+
+
+BUILD = """
+import os, sys
+from executor_server.guest.cloud.root_files import Sizes, build_root
+build_root(sys.argv[1], "/etc/hostname", Sizes(MIB, MIB, 100))
+assert os.statvfs("/opt/é x").f_flag & os.ST_RDONLY
+""".replace("MIB", str(MIB))
+
+
+def test_a_mount_of_the_machine_may_have_any_name(directory: Path) -> None:
+    """Such a mount, covered with the ones above it by a user namespace, was searched for under another name."""
+    mount = "mount -t tmpfs none /opt && mkdir '/opt/é x' && mount -t tmpfs none '/opt/é x'"
+    enter = 'exec unshare --user --map-root-user --mount --pid --fork "$@"'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", f"{mount} && {enter}", "sh"]
+    built = subprocess.run(
+        [*command, sys.executable, "-c", BUILD, directory], capture_output=True, text=True, timeout=60
+    )
+    assert (built.returncode, built.stderr) == (0, "")

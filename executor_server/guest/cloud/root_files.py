@@ -183,8 +183,13 @@ def _seal(target: str) -> None:
 
 def _mounts_below(target: str) -> list[str]:
     with open("/proc/self/mountinfo", "rb") as file:
-        targets = [line.split(b" ")[4].decode("unicode_escape") for line in file]
+        targets = [_unescaped(line.split(b" ")[4]) for line in file]
     return [mounted for mounted in targets if mounted.startswith(f"{target}/")]
+
+
+def _unescaped(path: bytes) -> str:
+    """Returns a path of mountinfo, in which the kernel writes blanks and backslashes as octal numbers."""
+    return os.fsdecode(path.decode("unicode_escape").encode("latin-1"))
 
 
 def _make_directory(root: str, name: str) -> str:

@@ -134,7 +134,7 @@ class _Connection:
         self._connected = True
         self._sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._channel.send(PortOutput(op=self._op, granted=self._window_bytes))
-        self._watch()
+        self._flush()
 
     # -- passing on ----------------------------------------------------------------------------------------------
 

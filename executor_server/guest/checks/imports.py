@@ -46,7 +46,6 @@ class ImportDenied(Refusal):
 
     def __init__(self, module: str, rules: Rules, why: str = "") -> None:
         super().__init__(refusal(module, rules, why))
-        self.module = module
 
 
 def refusal(module: str, rules: Rules, why: str = "") -> str:

@@ -70,7 +70,6 @@ class PolicyDenied(Refusal):
 
     def __init__(self, rule: str, what: str, more: str = "", why: str = "") -> None:
         super().__init__(explanation(rule, what, why) + more)
-        self.rule = rule
 
 
 def explanation(rule: str, what: str, why: str = "") -> str:

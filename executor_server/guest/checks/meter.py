@@ -58,7 +58,6 @@ class OperationLimitExceeded(ControlException):
             f"Reached the max number of operations of {what}. Maybe there is an infinite loop somewhere in the code, "
             "or you're just asking too many calculations."
         )
-        self.limit = limit
 
 
 class _Ticks(chain):  # type: ignore[type-arg]  # a plain class at run time on 3.9

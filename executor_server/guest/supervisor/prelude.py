@@ -94,7 +94,7 @@ class Prelude:
 def _failure(outcome: str, detail: Optional[ErrorDetail]) -> str:
     """Returns one line: the prelude's traceback and output are not reported."""
     if detail is None:
-        return f"the prelude ended as {outcome}: "
+        return f"the prelude ended as {outcome}"
     statement = detail.statement.split("\n", 1)[0][:_STATEMENT_CHARS]
     place = f" at '{statement}'" if statement else ""
     cause = ": ".join(part for part in (detail.type, detail.message) if part)

@@ -151,13 +151,13 @@ def is_values(pd: Any, value: Any) -> bool:
     return type(value) is _numpy().ndarray or isinstance(value, pd.api.extensions.ExtensionArray)
 
 
-def _require(condition: bool, what: str) -> None:
+def require(condition: bool, what: str) -> None:
     if not condition:
         raise DecodeError(f"{what} is malformed")
 
 
 def _make_timestamp(pd: Any, children: list[Any], number: int, unit: str, is_pytz: bool) -> object:
-    _require(unit in _UNITS and abs(number) < _MAX_INT64, "a timestamp")
+    require(unit in _UNITS and abs(number) < _MAX_INT64, "a timestamp")
     moment = pd.Timestamp(_numpy().datetime64(number, unit))
     if children[0] is None:
         return moment
@@ -167,33 +167,33 @@ def _make_timestamp(pd: Any, children: list[Any], number: int, unit: str, is_pyt
 
 
 def _make_timedelta(pd: Any, children: list[Any], number: int, unit: str) -> object:
-    _require(unit in _UNITS and abs(number) < _MAX_INT64, "a timedelta")
+    require(unit in _UNITS and abs(number) < _MAX_INT64, "a timedelta")
     return pd.Timedelta(_numpy().timedelta64(number, unit))
 
 
 def _make_period(pd: Any, children: list[Any], frequency: str, ordinal: int) -> object:
-    _require(matches(FREQUENCY, frequency) and abs(ordinal) < _MAX_INT64, "a period")
+    require(matches(FREQUENCY, frequency) and abs(ordinal) < _MAX_INT64, "a period")
     return pd.Period(ordinal=ordinal, freq=frequency)
 
 
 def _make_interval(pd: Any, children: list[Any], closed: str) -> object:
-    _require(closed in _CLOSED, "an interval")
+    require(closed in _CLOSED, "an interval")
     return pd.Interval(children[0], children[1], closed)
 
 
 def _make_categories(pd: Any, children: list[Any], ordered: bool) -> object:
     codes, categories = children
-    _require(is_array(codes, "i") and isinstance(categories, pd.Index), "a column of categories")
+    require(is_array(codes, "i") and isinstance(categories, pd.Index), "a column of categories")
     if len(codes):
-        _require(codes.min() >= -1 and codes.max() < len(categories), "a column of categories")
+        require(codes.min() >= -1 and codes.max() < len(categories), "a column of categories")
     return pd.Categorical.from_codes(codes, categories=categories, ordered=ordered)
 
 
 def _make_strings(pd: Any, children: list[Any], storage: str, missing: str) -> object:
     texts, mask = children
-    _require(storage in ("python", "pyarrow", "pyarrow_numpy") and missing in ("NA", "nan"), "a column of strings")
-    _require(type(texts) is list and set(map(type, texts)) <= {str}, "a column of strings")
-    _require(is_array(mask, "b") and len(mask) == len(texts), "a column of strings")
+    require(storage in ("python", "pyarrow", "pyarrow_numpy") and missing in ("NA", "nan"), "a column of strings")
+    require(type(texts) is list and set(map(type, texts)) <= {str}, "a column of strings")
+    require(is_array(mask, "b") and len(mask) == len(texts), "a column of strings")
     np = _numpy()
     values = np.array([*texts, None], dtype=object)[:-1]
     values[mask] = None
@@ -218,7 +218,7 @@ def _has_arrow() -> bool:
 
 def _make_moments(pd: Any, children: list[Any], is_pytz: bool) -> object:
     moments, zone = children
-    _require(is_array(moments, "M"), "a column of moments")
+    require(is_array(moments, "M"), "a column of moments")
     index = pd.DatetimeIndex(moments).tz_localize("UTC").tz_convert(_zone(zone, is_pytz))
     if len(index):
         repr((index.min(), index.max()))  # as with a single moment; those between them can be shown if these can
@@ -228,7 +228,7 @@ def _make_moments(pd: Any, children: list[Any], is_pytz: bool) -> object:
 def _zone(value: Any, is_pytz: bool) -> object:
     from datetime import tzinfo
 
-    _require(isinstance(value, tzinfo), "a time zone")
+    require(isinstance(value, tzinfo), "a time zone")
     if is_pytz and hasattr(value, "key"):
         try:
             from pytz import timezone  # type: ignore[import-untyped,unused-ignore]
@@ -239,21 +239,21 @@ def _zone(value: Any, is_pytz: bool) -> object:
 
 
 def _make_periods(pd: Any, children: list[Any], frequency: str) -> object:
-    _require(matches(FREQUENCY, frequency) and is_array(children[0], "i"), "a column of periods")
+    require(matches(FREQUENCY, frequency) and is_array(children[0], "i"), "a column of periods")
     return pd.arrays.PeriodArray(children[0], dtype=pd.PeriodDtype(frequency))
 
 
 def _make_intervals(pd: Any, children: list[Any], closed: str) -> object:
     left, right = children
-    _require(is_values(pd, left) and is_values(pd, right) and closed in _CLOSED, "a column of intervals")
-    _require(left.ndim == 1 and left.shape == right.shape, "a column of intervals")
+    require(is_values(pd, left) and is_values(pd, right) and closed in _CLOSED, "a column of intervals")
+    require(left.ndim == 1 and left.shape == right.shape, "a column of intervals")
     return pd.arrays.IntervalArray.from_arrays(left, right, closed=closed)
 
 
 def _make_masked(pd: Any, children: list[Any], name: str) -> object:
     numbers, mask = children
-    _require(name in _MASKED and is_array(numbers, "iufb") and is_array(mask, "b"), "a column of numbers")
-    _require(
+    require(name in _MASKED and is_array(numbers, "iufb") and is_array(mask, "b"), "a column of numbers")
+    require(
         len(numbers) == len(mask) and numbers.dtype.name.lower().startswith(name.lower()[:4]), "a column of numbers"
     )
     kind = {"b": "BooleanArray", "f": "FloatingArray"}.get(numbers.dtype.kind, "IntegerArray")

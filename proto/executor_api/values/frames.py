@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 
 from executor_api.values import columns
-from executor_api.values.columns import FREQUENCY, is_values, values_of, with_pandas
+from executor_api.values.columns import FREQUENCY, is_values, require, values_of, with_pandas
 from executor_api.values.kinds import ANY_NUMBER, Kind, NoneType, matches
-from executor_api.values.limits import MAX_FRAME_COLUMNS, MAX_INDEX_LEVELS, DecodeError, OverLimit
+from executor_api.values.limits import MAX_FRAME_COLUMNS, MAX_INDEX_LEVELS, OverLimit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -87,19 +87,14 @@ def _lower_index(pd: Any, index: Any, writer: Writer) -> Lowered | None:
 # Making
 
 
-def _require(condition: bool, what: str) -> None:
-    if not condition:
-        raise DecodeError(f"{what} is malformed")
-
-
 def _make_index(pd: Any, children: list[Any], frequency: str | None) -> object:
     values, name = children
-    _require(is_values(pd, values) and values.ndim == 1, "an index")
+    require(is_values(pd, values) and values.ndim == 1, "an index")
     index = pd.Index(values, dtype=values.dtype, name=name, copy=False, tupleize_cols=False)
     if frequency is None:
         return index
-    _require(matches(FREQUENCY, frequency), "an index")
-    _require(isinstance(index, (pd.DatetimeIndex, pd.TimedeltaIndex)), "an index")
+    require(matches(FREQUENCY, frequency), "an index")
+    require(isinstance(index, (pd.DatetimeIndex, pd.TimedeltaIndex)), "an index")
     try:
         return type(index)(index, freq=frequency)
     except ValueError:  # a name that this version of pandas spells otherwise; the labels are all there
@@ -108,7 +103,7 @@ def _make_index(pd: Any, children: list[Any], frequency: str | None) -> object:
 
 def _make_range_index(reader: Reader, children: list[Any]) -> object:
     start, stop, step, _ = children
-    _require(all(type(number) is int for number in (start, stop, step)) and step != 0, "an index")
+    require(all(type(number) is int for number in (start, stop, step)) and step != 0, "an index")
     # Four numbers, but pandas writes the labels out as soon as it needs them.
     reader.take_labels(len(range(start, stop, step)))
     return _build_range_index(reader, children)
@@ -123,18 +118,18 @@ _build_range_index = with_pandas("pandas.Index", _range_index, name_at=3)
 
 
 def _make_multi_index(pd: Any, children: list[Any], count: int) -> object:
-    _require(0 < count <= MAX_INDEX_LEVELS and len(children) == 1 + 2 * count, "an index")
+    require(0 < count <= MAX_INDEX_LEVELS and len(children) == 1 + 2 * count, "an index")
     names, levels, codes = children[0], children[1 : 1 + count], children[1 + count :]
-    _require(type(names) is list and len(names) == count, "an index")
-    _require(all(isinstance(level, pd.Index) for level in levels), "an index")
-    _require(all(columns.is_array(part, "i") and len(part) == len(codes[0]) for part in codes), "an index")
+    require(type(names) is list and len(names) == count, "an index")
+    require(all(isinstance(level, pd.Index) for level in levels), "an index")
+    require(all(columns.is_array(part, "i") and len(part) == len(codes[0]) for part in codes), "an index")
     return pd.MultiIndex(levels=levels, codes=codes, names=names, verify_integrity=True)
 
 
 def _make_series(pd: Any, children: list[Any]) -> object:
     index, values, name, attrs = children
-    _require(isinstance(index, pd.Index) and is_values(pd, values) and type(attrs) is dict, "a series")
-    _require(values.ndim == 1 and len(values) == len(index), "a series")
+    require(isinstance(index, pd.Index) and is_values(pd, values) and type(attrs) is dict, "a series")
+    require(values.ndim == 1 and len(values) == len(index), "a series")
     series = pd.Series(values, index=index, dtype=values.dtype, name=name, copy=False)
     series.attrs = attrs
     return series
@@ -143,9 +138,9 @@ def _make_series(pd: Any, children: list[Any]) -> object:
 def _make_frame(pd: Any, children: list[Any], rows: int, count: int) -> object:
     index, labels, attrs, *arrays = children
     _check_labels(pd, index, labels, attrs, rows, count)
-    _require(len(arrays) == count <= MAX_FRAME_COLUMNS, "a table")
+    require(len(arrays) == count <= MAX_FRAME_COLUMNS, "a table")
     for values in arrays:
-        _require(is_values(pd, values) and values.ndim == 1 and len(values) == rows, "a table")
+        require(is_values(pd, values) and values.ndim == 1 and len(values) == rows, "a table")
     # By position first, because labels may repeat. As series, so that pandas does not guess their dtype.
     series = {
         position: pd.Series(values, index=index, dtype=values.dtype, copy=False)
@@ -161,15 +156,15 @@ def _make_block(pd: Any, children: list[Any], rows: int, count: int) -> object:
     index, labels, attrs, values = children
     _check_labels(pd, index, labels, attrs, rows, count)
     np: Any = sys.modules["numpy"]
-    _require(type(values) is np.ndarray and values.shape == (rows, count) and not values.dtype.hasobject, "a table")
+    require(type(values) is np.ndarray and values.shape == (rows, count) and not values.dtype.hasobject, "a table")
     frame = pd.DataFrame(values, index=index, columns=labels, copy=False)
     frame.attrs = attrs
     return frame
 
 
 def _check_labels(pd: Any, index: Any, labels: Any, attrs: object, rows: int, count: int) -> None:
-    _require(isinstance(index, pd.Index) and isinstance(labels, pd.Index) and type(attrs) is dict, "a table")
-    _require(len(index) == rows and len(labels) == count, "a table")
+    require(isinstance(index, pd.Index) and isinstance(labels, pd.Index) and type(attrs) is dict, "a table")
+    require(len(index) == rows and len(labels) == count, "a table")
 
 
 KINDS = {

@@ -6,7 +6,6 @@ one sandbox bring down the proxy of all.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -106,6 +105,6 @@ def _port(value: object) -> int:
 
 
 def _duration(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not math.isfinite(value) or value < 0:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _MAX_COUNT:
         raise BadReport("a duration is none")
     return float(value)

@@ -14,12 +14,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
 from e2b import Sandbox
 
+from executor_server.gateway.e2b.metrics import sample
+from executor_server.gateway.errors import Refusal
 from tests.support.backend_daemon import daemon_on
 from tests.support.daemon import running_daemon
 from tests.support.gateway import Gateway, running_gateway
@@ -224,6 +227,25 @@ def test_another_tenants_sandbox_is_one_that_does_not_exist(target: Target) -> N
     assert {status for status, _ in answers(own)} == {404}
     assert httpx.get(f"{url}/v2/sandboxes", headers=other).json() == []
     assert target.sandbox.is_running()
+
+
+class _Printing:
+    """A session whose sandbox prints this instead of a measurement."""
+
+    def __init__(self, stdout: str) -> None:
+        self._stdout = stdout
+        self.processes = self
+        self.info = SimpleNamespace(limits=SimpleNamespace(memory_bytes=1, disk_bytes=1))
+
+    async def run(self, *_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(stdout=self._stdout)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("cpu_s", ["1" + "0" * 400, "1e308", "NaN", "-1", "true", "[]"])
+async def test_measurement_that_is_no_number_of_ours_is_refused(cpu_s: str) -> None:
+    with pytest.raises(Refusal, match="did not answer"):
+        await sample(_Printing(f"[{cpu_s}, 1, 1, 1]"), 0.0)  # type: ignore[arg-type]
 
 
 def test_clients_that_do_not_read_cost_little_and_hold_up_nobody(target: Target) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from datetime import UTC, datetime
 from typing import Any
@@ -13,6 +12,7 @@ from executor_server.gateway.errors import Refusal
 
 TIMEOUT_S = 10.0
 OUTPUT_BYTES_MAX = 1024
+_NUMBER_MAX = 2**53
 # CPU seconds of all processes so far, their memory, the files of the workspace, and the CPUs.
 _PROGRAM = """\
 import glob, json, os
@@ -64,6 +64,6 @@ async def sample(session: AsyncSession, create_time: float) -> dict[str, Any]:
 
 def _checked(value: object) -> float:
     """A sandbox can print anything."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < math.inf:
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= _NUMBER_MAX:
         raise ValueError
     return value

@@ -47,7 +47,7 @@ MAX_OUTPUT_BYTES = 2 * 2**20
 """Bytes that one program may print: progress and errors."""
 _MAX_LINE_CHARS = 16_384
 _OPERATIONS = 10**9
-_CONFIGURE_TIME_S = 30.0
+_ANSWER_TIME_S = 30.0  # for each part of an answer
 _BIND_TIME_S = 30.0
 _PING_INTERVAL_S = 5.0
 # Seconds after the program's own limit until a guest that reports no end is given up.
@@ -115,8 +115,7 @@ class BuildSandbox:
             shipped_tools=[],
         )
         body = json.dumps(rules.head()).encode()
-        async with asyncio.timeout(_CONFIGURE_TIME_S):
-            await self._ask(nothing, lambda op: Configure(op=op, settings=len(body), env=0), body)
+        await self._ask(nothing, lambda op: Configure(op=op, settings=len(body), env=0), body)
 
     async def run(self, program: str, *, time_s: float, on_line: OnLine) -> None:
         """Runs a program to its end. Raises BuildSandboxFailed if it fails, BuildTimeout if it does not end."""
@@ -243,9 +242,12 @@ class BuildSandbox:
 
 
 async def _next(request: Request[T]) -> T | None:
-    """Returns the next part of an answer. Raises BuildSandboxFailed if the guest refuses or is lost."""
+    """Returns the next part of an answer. Raises BuildSandboxFailed if the guest refuses, is silent or is lost."""
     try:
-        return await request.next()
+        async with asyncio.timeout(_ANSWER_TIME_S):
+            return await request.next()
+    except TimeoutError as error:
+        raise BuildSandboxFailed(f"the build sandbox did not answer within {_ANSWER_TIME_S:g} s") from error
     except ExecutorError as error:
         raise BuildSandboxFailed(f"the build sandbox refused a request: {error.message[:500]}") from error
 

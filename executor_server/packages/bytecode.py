@@ -9,6 +9,7 @@ The stream has, for each piece, the lengths of its name (2 bytes) and content (4
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import stat
@@ -29,6 +30,8 @@ _HEADER = struct.Struct("!HI")
 _PYC_HEADER = struct.Struct("<4sIII")
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# No such source, a link on the way to it, a directory that a package has there, a name that no file can have.
+_NO_PLACE = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG)
 _FILE_NAME = re.compile(r"(?P<module>[^/.]+)\.(?P<tag>cpython-[0-9]{2,4})\.pyc")
 
 
@@ -107,7 +110,9 @@ class BytecodeWriter:
                 with _directories(directory, ["__pycache__"]) as cache:
                     os.fchmod(cache, 0o755)  # the daemon's umask may have taken some of it
                     _write_new(cache, parts[-1], content)
-        except (FileNotFoundError, NotADirectoryError):  # no such source, or a link on the way to it
+        except OSError as error:
+            if error.errno not in _NO_PLACE:
+                raise
             self.written.skipped += 1
             return
         self.written.files += 1

@@ -103,13 +103,23 @@ def test_bytecode_of_no_source_or_of_another_one_is_left_out(site: Path, site_fd
     writer = BytecodeWriter(site_fd, TAG)
     writer.take(piece(f"absent.{TAG}.pyc", compiled(source)))
     writer.take(piece(f"absent/module.{TAG}.pyc", compiled(source)))
+    writer.take(piece("x" * 256 + f"/module.{TAG}.pyc", compiled(source)))  # no name of a file is so long
+    writer.take(piece("x" * 300 + f".{TAG}.pyc", compiled(source)))
     writer.take(piece(f"single.{TAG}.pyc", compiled(source, size_more=1)))
     writer.take(piece(f"single.{TAG}.pyc", compiled(source, flags=1)))
     writer.take(piece(f"single.{TAG}.pyc", b"short"))
-    assert (writer.written.files, writer.written.skipped) == (0, 5)
+    assert (writer.written.files, writer.written.skipped) == (0, 7)
     writer.take(piece(f"single.{TAG}.pyc", compiled(source)))
     writer.take(piece(f"package/__init__.{TAG}.pyc", compiled(site / "package/__init__.py", magic=b"XX\r\n")))
-    assert (writer.end().files, writer.written.skipped) == (1, 6)
+    assert (writer.end().files, writer.written.skipped) == (1, 8)
+
+
+def test_bytecode_whose_place_a_directory_has_is_left_out(site: Path, site_fd: int) -> None:
+    """Packages choose their files, also those in `__pycache__`."""
+    (site / f"__pycache__/single.{TAG}.pyc").mkdir(parents=True)
+    writer = BytecodeWriter(site_fd, TAG)
+    writer.take(piece(f"single.{TAG}.pyc", compiled(site / "single.py")))
+    assert (writer.end().files, writer.written.skipped) == (0, 1)
 
 
 def test_links_are_not_followed(site: Path, site_fd: int, tmp_path: Path) -> None:

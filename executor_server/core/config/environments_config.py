@@ -83,8 +83,8 @@ class EnvironmentsSection(Section):
     index_hosts: Annotated[
         tuple[Annotated[str, AfterValidator(_HOST_FORM)], ...], Field(max_length=MAX_INDEX_HOSTS)
     ] = ()
-    """The hosts of the index and of its files. Empty: the host of `index_url`, or both hosts of PyPI. Private addresses
-    must be in `egress.internal`."""
+    """The hosts of the index and of its files. Empty: the host of `index_url`; for PyPI, both of its hosts. Private
+    addresses must be in `egress.internal`."""
     index_authorization: Annotated[str, AfterValidator(_AUTHORIZATION_FORM)] | None = None
     """The header `Authorization` for the host of `index_url`. The egress proxy sets it; no sandbox sees it. For `Basic`
     the secret is the Base64 of `USER:PASSWORD`."""
@@ -103,7 +103,9 @@ class EnvironmentsSection(Section):
         """Patterns of the hosts of the index."""
         if self.index_hosts:
             return self.index_hosts
-        return PUBLIC_INDEX_HOSTS if self.index_url is None else (_host_of_url(self.index_url).text,)
+        if self.index_url is None or not self.has_own_index:
+            return PUBLIC_INDEX_HOSTS
+        return (_host_of_url(self.index_url).text,)
 
     @property
     def has_own_index(self) -> bool:

@@ -40,7 +40,9 @@ def test_an_index_has_one_url_and_the_host_of_it(url: str, canonical: str, host:
 
 def test_the_public_index_is_nobodys_own_however_it_is_written() -> None:
     for url in ("https://pypi.org/simple", "https://PyPI.org./simple/", "https://pypi.org:443/simple"):
-        assert not validated(Config, {"environments": {"index_url": url}}).environments.has_own_index
+        section = validated(Config, {"environments": {"index_url": url}}).environments
+        assert not section.has_own_index
+        assert section.hosts == EnvironmentsSection().hosts  # its files have another host
 
 
 @pytest.mark.parametrize(

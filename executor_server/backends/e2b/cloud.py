@@ -351,6 +351,7 @@ _TABLE = (
     _Row(_of_sdk("TemplateException"), Final, "the template is too old for the SDK: {}"),
     _Row(httpx.TimeoutException, Unanswered, "E2B does not answer in time: {}"),
     _Row(httpx.TransportError, Unanswered, "E2B can't be reached: {}"),
+    _Row(TimeoutError, Unanswered, "E2B does not answer in time: {}"),  # an OSError; `request` raises it, too
     _Row(OSError, Unanswered, "E2B can't be reached: {}"),
 )
 _BUSY = (_of_sdk("RateLimitException"), _of_sdk("ServiceBusyException"))
@@ -361,7 +362,7 @@ def _translated(error: Exception, text: str) -> CloudFailure:
         return TryLater(f"E2B asks for patience: {text}", _retry_after_s(error))
     for row in _TABLE:
         if isinstance(error, row.raised):
-            return row.make(row.text.format(text))
+            return row.make(row.text.format(text).removesuffix(": "))  # some errors have no text
     status = getattr(error, "status_code", None)
     if status in _REFUSALS and status not in _NOT_NOW:
         return (Missing if status == _NOT_FOUND else Final)(f"E2B refuses the request: {text}")

@@ -79,6 +79,28 @@ async def test_each_error_has_its_failure(cloud: Cloud, error: Exception, kind: 
     assert type(await translated(cloud, error)) is kind
 
 
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        (TimeoutError(), "E2B does not answer in time"),  # as asyncio raises it
+        (httpx.ReadTimeout(""), "E2B does not answer in time"),
+        (ConnectionResetError(), "E2B can't be reached"),
+        (httpx.ConnectError("refused"), "E2B can't be reached: refused"),
+    ],
+    ids=repr,
+)
+async def test_the_text_says_what_happened_also_when_the_error_has_none(
+    cloud: Cloud, error: Exception, text: str
+) -> None:
+    assert str(await translated(cloud, error)) == text
+
+
+async def test_a_request_past_its_time_is_said_to_be_unanswered(cloud: Cloud) -> None:
+    with pytest.raises(Unanswered, match="does not answer in time"):
+        async with cloud.request(-1.0):  # no time is left
+            await asyncio.Event().wait()
+
+
 async def test_a_failure_is_not_translated_again(cloud: Cloud) -> None:
     failure = CommandFailed(3, "why")
     assert await translated(cloud, failure) is failure

@@ -11,18 +11,22 @@ import ssl
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 from executor_server.network.egress.interface import EgressError
 
 CERTIFICATE_NAME = "authority.pem"
+_KEY_NAME = "authority.key"
 # A line between certificates, which readers of PEM files ignore. Chromium has the system's authorities built in, and
 # gets those after this line (images/browser/trust-authorities).
 OWN_MARK = b"# Authorities of this daemon: those of egress.ca_file, and the egress proxy's own."
 _MAX_FILE_BYTES = 2**23
 _HASH_CHARS = 16
 _MAKE_S = 30.0
+# When an authority with less time than this is replaced; proxy/authority.py decides by the same.
+_REMAKE_BEFORE_END_S = 60 * 86_400
 # A new bundle is created when the system's authorities change; sandboxes may still have older ones mounted.
 _KEPT_BUNDLES = 8
 
@@ -49,19 +53,34 @@ def build_bundle(directory: Path, ca_file: Path | None) -> Path:
 
 
 def ensure_certificate(directory: Path) -> bytes:
-    """Returns the authority's certificate, and creates the authority at first use. Raises EgressError."""
+    """Returns the authority's certificate; creates the authority at first use, and if it is about to expire.
+
+    Raises EgressError.
+    """
     try:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:
         raise EgressError(f"The directory {directory} can't be made: {error.strerror}.") from error
     command = [sys.executable, "-P", "-m", "executor_server.network.proxy", "authority", str(directory)]
     path = directory / CERTIFICATE_NAME
-    if not path.exists():
+    if not _is_whole(directory):
         made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MAKE_S, check=False)
         if made.returncode != 0:
             lines = made.stderr.decode("utf-8", "replace").strip().splitlines() or ["it gave no reason"]
             raise EgressError(f"The proxy's certificate authority can't be created: {lines[-1][:300]}")
     return _read(path)
+
+
+def _is_whole(directory: Path) -> bool:
+    """True if the authority has key and certificate, and does not expire soon."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    try:
+        context.load_verify_locations(directory / CERTIFICATE_NAME)
+    except OSError:  # SSLError included: the process that creates authorities says what is wrong
+        return False
+    ends_s = [ssl.cert_time_to_seconds(str(each["notAfter"])) for each in context.get_ca_certs()]
+    lasts = min(ends_s, default=0) - time.time() > _REMAKE_BEFORE_END_S
+    return lasts and (directory / _KEY_NAME).exists()
 
 
 def _system_files() -> Iterator[Path]:

@@ -47,7 +47,7 @@ class AuthorityError(Exception):
 
 def ensure_authority(directory: Path) -> None:
     """Creates the authority if it is missing or about to expire. Raises AuthorityError."""
-    _read_or_make(directory)
+    _read_or_make(directory, renews=True)
 
 
 class Authority:
@@ -63,8 +63,11 @@ class Authority:
 
     @classmethod
     def read(cls, directory: Path) -> Authority:
-        """Reads the authority, or creates it at first use. Raises AuthorityError."""
-        return cls(*_read_or_make(directory))
+        """Reads the authority, or creates it at first use. Raises AuthorityError.
+
+        Keeps one that is about to expire: sandboxes have its certificate, and would not trust another one's.
+        """
+        return cls(*_read_or_make(directory, renews=False))
 
     def context_for(self, host: str) -> ssl.SSLContext:
         """Returns the context for a canonical host: TLS 1.2 or later, HTTP/1.1 only. At most MAX_LEAVES are kept."""
@@ -126,7 +129,7 @@ def _server_context(chain: bytes) -> ssl.SSLContext:
     return context
 
 
-def _read_or_make(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+def _read_or_make(directory: Path, *, renews: bool) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
     try:
         directory.mkdir(mode=0o700, exist_ok=True)
         lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
@@ -136,9 +139,11 @@ def _read_or_make(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cer
         # Two processes may start without an authority at the same time; the second finds that of the first.
         fcntl.flock(lock, fcntl.LOCK_EX)
         try:
-            return _read(directory)
+            key, certificate = _read(directory)
         except FileNotFoundError:
             return _make(directory)
+        left = certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC)
+        return _make(directory) if renews and left < _REMAKE_BEFORE_END else (key, certificate)
     except OSError as error:
         raise AuthorityError(f"The authority in {directory} can't be read or written: {error.strerror}.") from error
     finally:
@@ -146,7 +151,7 @@ def _read_or_make(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Cer
 
 
 def _read(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
-    """Raises FileNotFoundError also for an authority that is about to expire, which is then replaced."""
+    """Raises FileNotFoundError, AuthorityError."""
     key_path = directory / KEY_NAME
     remedy = f"remove {directory} to have another authority created"
     try:
@@ -156,8 +161,6 @@ def _read(directory: Path) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate
         raise AuthorityError(f"The authority in {directory} is damaged; {remedy}.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or key.public_key() != certificate.public_key():
         raise AuthorityError(f"The key in {key_path} does not match its certificate; {remedy}.")
-    if certificate.not_valid_after_utc - datetime.datetime.now(datetime.UTC) < _REMAKE_BEFORE_END:
-        raise FileNotFoundError
     return key, certificate
 
 

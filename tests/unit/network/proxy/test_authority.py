@@ -15,6 +15,8 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
+from executor_server.network.egress import EgressError
+from executor_server.network.egress.bundle import ensure_certificate
 from executor_server.network.proxy import authority
 from executor_server.network.proxy.authority import CERTIFICATE_NAME, KEY_NAME, Authority, AuthorityError
 from executor_server.network.proxy.server_names import NamedServer
@@ -102,13 +104,37 @@ def test_making_that_was_interrupted_is_done_again(directory: Path, name: str) -
     assert {path.name for path in directory.iterdir()} == {KEY_NAME, CERTIFICATE_NAME}
 
 
-def test_authority_near_its_end_is_replaced(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_authority_near_its_end_is_replaced_by_the_daemon_and_never_by_the_proxy(
+    directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The daemon reads the certificate first, for the sandboxes. A proxy that then made another one was not trusted."""
     monkeypatch.setattr(authority, "_LIFETIME", datetime.timedelta(days=59))
     Authority.read(directory)
     before = (directory / CERTIFICATE_NAME).read_bytes()
     monkeypatch.undo()
     Authority.read(directory)
-    assert (directory / CERTIFICATE_NAME).read_bytes() != before
+    assert (directory / CERTIFICATE_NAME).read_bytes() == before
+    after = ensure_certificate(directory)
+    assert after != before
+    Authority.read(directory)
+    assert (directory / CERTIFICATE_NAME).read_bytes() == after
+
+
+@pytest.mark.parametrize("name", [KEY_NAME, CERTIFICATE_NAME])
+def test_daemon_has_an_interrupted_making_done_again_before_it_reads_the_certificate(directory: Path, name: str) -> None:
+    before = ensure_certificate(directory)
+    (directory / name).unlink()
+    after = ensure_certificate(directory)
+    assert after != before
+    Authority.read(directory)
+    assert (directory / CERTIFICATE_NAME).read_bytes() == after
+
+
+def test_daemon_says_what_to_do_with_a_damaged_authority(directory: Path) -> None:
+    ensure_certificate(directory)
+    (directory / CERTIFICATE_NAME).write_bytes(b"-----BEGIN NOTHING-----")
+    with pytest.raises(EgressError, match="is damaged; remove"):
+        ensure_certificate(directory)
 
 
 def test_clients_accept_a_leaf_for_its_host_and_agree_on_http_1_1(directory: Path) -> None:

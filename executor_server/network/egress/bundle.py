@@ -27,7 +27,7 @@ _HASH_CHARS = 16
 _MAKE_S = 30.0
 # When an authority with less time than this is replaced; proxy/authority.py decides by the same.
 _REMAKE_BEFORE_END_S = 60 * 86_400
-# A new bundle is created when the system's authorities change; sandboxes may still have older ones mounted.
+# The next daemon creates a new bundle if the system's authorities have changed; sandboxes may have older ones mounted.
 _KEPT_BUNDLES = 8
 
 
@@ -64,7 +64,14 @@ def ensure_certificate(directory: Path) -> bytes:
     command = [sys.executable, "-P", "-m", "executor_server.network.proxy", "authority", str(directory)]
     path = directory / CERTIFICATE_NAME
     if not _is_whole(directory):
-        made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MAKE_S, check=False)
+        try:
+            made = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_MAKE_S, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise EgressError(
+                f"The proxy's certificate authority can't be created within {_MAKE_S:g} seconds."
+            ) from error
+        except OSError as error:
+            raise EgressError(f"The proxy's certificate authority can't be created: {error.strerror}.") from error
         if made.returncode != 0:
             lines = made.stderr.decode("utf-8", "replace").strip().splitlines() or ["it gave no reason"]
             raise EgressError(f"The proxy's certificate authority can't be created: {lines[-1][:300]}")

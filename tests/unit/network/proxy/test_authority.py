@@ -121,7 +121,9 @@ def test_authority_near_its_end_is_replaced_by_the_daemon_and_never_by_the_proxy
 
 
 @pytest.mark.parametrize("name", [KEY_NAME, CERTIFICATE_NAME])
-def test_daemon_has_an_interrupted_making_done_again_before_it_reads_the_certificate(directory: Path, name: str) -> None:
+def test_daemon_has_an_interrupted_making_done_again_before_it_reads_the_certificate(
+    directory: Path, name: str
+) -> None:
     before = ensure_certificate(directory)
     (directory / name).unlink()
     after = ensure_certificate(directory)

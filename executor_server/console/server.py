@@ -124,9 +124,12 @@ def _token(section: ConsoleSection, own: StateDir, daemon: str) -> str:
         if isinstance(address, UnixAddress) and not _is_own(address.path):
             raise _no_token(f"No daemon of this user listens on {daemon}. Start it with `executor-server serve`.")
     try:
+        if section.token_file is not None:
+            return read_token(path, remedy="write another token with the mode 600 (console.token_file)")
         return read_token(path)
     except FileNotFoundError:
-        raise _no_token(f"The token file {path} does not exist. Start the daemon, or set console.token_file.") from None
+        todo = "Start the daemon, or set" if section.token_file is None else "Correct"
+        raise _no_token(f"The token file {path} does not exist. {todo} console.token_file.") from None
     except StateDirError as error:
         raise _no_token(str(error)) from error
 

@@ -117,7 +117,7 @@ def read_or_make_state_key(state_dir: StateDir, key_file: Path | None = None) ->
     """
     if key_file is not None:
         try:
-            return read_token(key_file, "key").encode()
+            return read_token(key_file, "key", remedy="write a new key with the mode 600 (state.key_file)").encode()
         except FileNotFoundError:
             raise StateDirError(f"The key file {key_file} does not exist (state.key_file).") from None
     try:
@@ -153,8 +153,13 @@ def _lock(lock_fd: int, root: Path) -> None:
         raise
 
 
-def read_token(path: Path, what: str = "token") -> str:
-    """Returns the secret in a file that no other user can read. Raises StateDirError, FileNotFoundError."""
+def read_token(
+    path: Path, what: str = "token", *, remedy: str = "remove it, and the daemon makes a new one when it starts"
+) -> str:
+    """Returns the secret in a file that no other user can read. Raises StateDirError, FileNotFoundError.
+
+    `remedy` is for a file that can't be used; the default is for the daemon's own.
+    """
     # O_NONBLOCK: a named pipe put there must not hang the start.
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -165,21 +170,18 @@ def read_token(path: Path, what: str = "token") -> str:
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):
-            raise StateDirError(f"The {what} file {path} is not a regular file; remove it and a new one is made.")
+            raise StateDirError(f"The {what} file {path} is not a regular file; {remedy}.")
         if found.st_uid != os.geteuid():
             raise StateDirError(f"The {what} file {path} belongs to user {found.st_uid}, not to this one.")
         if found.st_mode & 0o077:
             raise StateDirError(
-                f"The {what} file {path} can be read by other users, so its {what} may be known to them; remove the "
-                "file and a new one is made."
+                f"The {what} file {path} can be read by other users, so its {what} may be known to them; {remedy}."
             )
         text = os.read(fd, MAX_TOKEN_FILE_BYTES).decode("ascii", "replace").strip()
     finally:
         os.close(fd)
     if not _TOKEN_FORM.fullmatch(text):
-        raise StateDirError(
-            f"The {what} file {path} holds no {what} (32 to 256 of A-Z a-z 0-9 _ -); remove it and a new one is made."
-        )
+        raise StateDirError(f"The {what} file {path} holds no {what} (32 to 256 of A-Z a-z 0-9 _ -); {remedy}.")
     return text
 
 

@@ -58,7 +58,7 @@ def test_a_token_that_others_may_have_read_is_refused(tmp_path: Path) -> None:
     with claim(tmp_path / "state") as state_dir:
         read_or_make_token(state_dir)
         state_dir.token_path.chmod(0o644)
-        with pytest.raises(StateDirError, match="can be read by other users"):
+        with pytest.raises(StateDirError, match=r"can be read by other users.*; remove it, and the daemon makes"):
             read_or_make_token(state_dir)
 
 
@@ -107,7 +107,7 @@ def test_a_shared_key_is_read_and_never_made(tmp_path: Path) -> None:
             read_or_make_state_key(state_dir, shared)
         shared.write_text("k" * 43 + "\n")
         shared.chmod(0o640)
-        with pytest.raises(StateDirError, match="can be read by other users"):
+        with pytest.raises(StateDirError, match=r"can be read by other users.*; write a new key .*\(state\.key_file\)"):
             read_or_make_state_key(state_dir, shared)
         shared.chmod(0o600)
         assert read_or_make_state_key(state_dir, shared) == b"k" * 43

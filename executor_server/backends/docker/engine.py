@@ -160,11 +160,6 @@ class Engine:
             lambda client: [_listed(one) for one in client.containers(all=True, filters={"label": [label]})],
         )
 
-    async def wait(self, container: str, timeout_s: float) -> None:
-        """Waits for the container's end, `timeout_s` at most."""
-        with contextlib.suppress(EngineFailure):  # a timeout is one; the next request reports any other
-            await self._ask(f"the end of {container}", lambda client: client.wait(container, timeout=timeout_s))
-
     async def log(self, container: str) -> bytes:
         """Returns its standard error; the size of its log is limited."""
         log: bytes = await self._ask(f"the log of {container}", lambda client: client.logs(container, stdout=False))

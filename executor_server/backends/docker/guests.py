@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from executor_server.backends.docker.containers import SOCKET_INSIDE, EndedEarly, make_container
+from executor_server.backends.docker.containers import SOCKET_INSIDE, EndedEarly, last_words, make_container
 from executor_server.backends.docker.options import Bind, ContainerRequest
 from executor_server.backends.docker.probe import PreparedImage
 from executor_server.backends.docker.resources import FINGERPRINT_LABEL, Resources
@@ -39,7 +39,7 @@ async def start_guest(resources: Resources, sandbox: DockerSandbox, plan: Plan) 
     try:
         await make_container(resources, sandbox, request)
     except EndedEarly as ended:
-        words = await resources.last_words(request)
+        words = await last_words(resources, request)
         text = words[-_LAST_WORDS_BYTES:].decode("utf-8", "backslashreplace").strip()
         raise SandboxFailure(f"the guest does not start, {ended}: {text or 'it says nothing'}") from ended
 

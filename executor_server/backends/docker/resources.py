@@ -24,8 +24,6 @@ SANDBOX_LABEL = "executor.sandbox"
 FINGERPRINT_LABEL = "executor.fingerprint"
 USER_LABEL = "executor.user"
 
-_LAST_WORDS_TIMEOUT_S = 3.0
-
 
 @dataclass(frozen=True)
 class Resources:
@@ -99,19 +97,6 @@ class Resources:
     def config(self, request: ContainerRequest) -> Mapping[str, object]:
         labels = {**request.labels, DAEMON_LABEL: self.daemon_id}
         return container_config(replace(request, labels=labels, runtime=self.runtime), self.facts.abilities)
-
-    async def last_words(self, request: ContainerRequest) -> bytes:
-        """Runs the container again with a log, which sandboxes don't have, and returns its standard error.
-
-        Raises EngineFailure.
-        """
-        async with self.trial() as sandbox:
-            labels = {**request.labels, SANDBOX_LABEL: sandbox.sandbox_id}
-            config = self.config(replace(request, labels=labels, keeps_log=True))
-            sandbox.container = await self.engine.create(config, sandbox.container)
-            await self.engine.start(sandbox.container)
-            await self.engine.wait(sandbox.container, _LAST_WORDS_TIMEOUT_S)
-            return await self.engine.log(sandbox.container)
 
 
 def _write_hosts(directory: Path) -> Path:

@@ -174,9 +174,10 @@ class Builds:
         outcome: Outcome = "cancelled"
         error = ""
         try:
-            if not build.is_refresh and await self._is_answered(build):
-                return
-            self._observer.environment_missed(build.use)
+            if not build.is_refresh:  # else the request has found the environment
+                if await self._is_answered(build):
+                    return
+                self._observer.environment_missed(build.use)
             async with self._turns.hold(build.use.requester):
                 build.has_turn = True
                 started = time.monotonic()

@@ -135,16 +135,18 @@ class EnvironmentService:
         parts = self._parts or await self._opened()
         request = Request(packages, target)
         use = EnvironmentUse(current_requester(), target.backend, target.image, packages.requirements)
-        environment = self._found(parts, request, use)
+        environment, is_hit = parts.catalog.find(request), True
         if environment is None:
             if (failure := parts.builds.failure_of(request)) is not None:
                 raise failure
             build = parts.builds.of(request, use)
             assert build.task is not None
             await asyncio.wait({build.task}, timeout=_ANSWER_WAIT_S)
-            environment = self._found(parts, request, use)
+            environment, is_hit = parts.catalog.find(request), not build.has_turn  # without a turn it was only checked
             if environment is None:
                 raise parts.builds.failure_of(request) or refusals.being_made(packages.requirements, build.progress)
+        if is_hit:
+            self._hit(parts, request, use, environment)
         if environment.size_bytes > packages.max_environment_bytes:
             raise refusals.too_large(packages.requirements, environment.size_bytes, packages.max_environment_bytes)
         return environment
@@ -215,14 +217,11 @@ class EnvironmentService:
 
     # -----------------------------------------------------------------------------------------------------------------
 
-    def _found(self, parts: _Parts, request: Request, use: EnvironmentUse) -> Environment | None:
-        environment = parts.catalog.find(request)
-        if environment is not None:
-            self._observers.environment_hit(use, environment.environment_id)
-            answer = parts.catalog.index.find(request)
-            if answer is not None and parts.builds.is_due(answer.resolved_s):
-                parts.builds.refresh(request, use)
-        return environment
+    def _hit(self, parts: _Parts, request: Request, use: EnvironmentUse, environment: Environment) -> None:
+        self._observers.environment_hit(use, environment.environment_id)
+        answer = parts.catalog.index.find(request)
+        if answer is not None and parts.builds.is_due(answer.resolved_s):
+            parts.builds.refresh(request, use)
 
     async def _opened(self) -> _Parts:
         """Opens the directory, once. Raises SandboxFailure."""

@@ -39,6 +39,20 @@ async def test_environment_is_made_once_and_answered_from_then_on(bench: Bench) 
     assert staged(bench) == []
 
 
+async def test_a_request_is_a_hit_or_a_miss_and_never_both(bench: Bench) -> None:
+    service = await bench.service(EnvironmentSettings(lock_lifetime_s=100))
+    environment = await service.ready(NUMPY, IMAGE)  # built at once
+    assert (bench.observer.hits, len(bench.observer.misses)) == ([], 1)
+    await service.ready(NUMPY, IMAGE)
+    bench.now_s += 101
+    await service.ready(NUMPY, IMAGE)  # its lock is refreshed in the background
+    await bench.observer.builds_ended(2)
+    assert (bench.observer.hits, len(bench.observer.misses)) == ([environment.environment_id] * 2, 1)
+    await bench.close()
+    await (await bench.service()).ready(NUMPY, IMAGE)  # checked, and not built
+    assert (len(bench.observer.hits), len(bench.observer.misses)) == (3, 1)
+
+
 async def test_twenty_requests_at_once_are_one_build(bench: Bench) -> None:
     service = await bench.service()
     bench.builder.may_make.clear()

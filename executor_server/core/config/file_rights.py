@@ -23,13 +23,19 @@ def untrusted(descriptor: int, path: Path) -> str | None:
     if os.fstatvfs(descriptor).f_flag & os.ST_RDONLY:
         return None
     found = os.fstat(descriptor)
-    if found.st_uid not in (os.geteuid(), 0):
+    owners = (os.geteuid(), 0)
+    if found.st_uid not in owners:
         return f"belongs to user {found.st_uid}, not to this one or to root; run: chown {os.geteuid()} {path}"
     if _others_write(found):
         return f"can be written by other users; run: chmod go-w {path}"
     # A link can be replaced in its own directory, and its target in the directory of that.
     for directory in dict.fromkeys((path.parent, path.resolve().parent)):
         found = directory.stat()
+        if found.st_uid not in owners:  # even where it is sticky
+            return (
+                f"is in {directory}, a directory of user {found.st_uid}, who could replace it; move it to a directory "
+                "of this user or of root"
+            )
         if _others_write(found) and not found.st_mode & stat.S_ISVTX:
             return (
                 f"is in a directory that other users can write, so they could replace it; run: chmod go-w {directory}"

@@ -145,6 +145,11 @@ class TokenFile:
         if found.st_mode & 0o077:
             raise TokenFileError(f"{where} can be read or written by other users; run: chmod 600 {self.path}")
         directory = self.path.parent.stat()
+        if directory.st_uid not in (os.geteuid(), 0):  # even where it is sticky
+            raise TokenFileError(
+                f"{where} is in a directory of user {directory.st_uid}, who could replace it; move it to a directory "
+                "of this user or of root."
+            )
         if directory.st_mode & 0o022 and not directory.st_mode & stat.S_ISVTX:
             raise TokenFileError(
                 f"{where} is in a directory that other users can write, so they could replace it; run: "

@@ -77,6 +77,16 @@ def test_another_users_file_is_refused(load: Any) -> None:
 
 
 @AS_ROOT
+@pytest.mark.parametrize("mode", [0o755, 0o700, 0o1777])
+def test_another_users_directory_is_no_place_for_it(load: Any, mode: int) -> None:
+    """Its owner may remove and put files there, whoever owns them and even where it is sticky."""
+    path, read = load
+    path.parent.chmod(mode)
+    os.chown(path.parent, 12_345, -1)
+    assert f"is in {path.parent}, a directory of user 12345, who could replace it" in refusal(read)
+
+
+@AS_ROOT
 def test_a_group_may_write_that_is_its_owners_alone(load: Any) -> None:
     """On systems where every user has a group of its own, the umask is 002, and all files look like this."""
     path, read = load

@@ -316,6 +316,14 @@ def test_another_users_file_is_refused(file: TokenFile) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_file_in_another_users_directory_is_refused(file: TokenFile) -> None:
+    file.new("acme", "ci")
+    os.chown(file.path.parent, 12345, 12345)
+    with pytest.raises(TokenFileError, match="in a directory of user 12345, who could replace it"):
+        file.read()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 def test_what_root_changes_stays_the_daemons_users(file: TokenFile) -> None:
     os.chown(file.path.parent, 12345, 12346)
     file.new("acme", "ci")

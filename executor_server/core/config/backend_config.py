@@ -84,7 +84,7 @@ class DockerSection(Section):
     host: EngineHost | None = None
     """The Engine's address. Not set: `$DOCKER_HOST`, else the Engine of this host."""
     runtime: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")] | None = None
-    """One of the Engine's runtimes, such as runsc, kata or crun. Not set: its default."""
+    """One of the Engine's runtimes, such as runsc or crun. Not set: its default."""
 
 
 class E2BImage(Section):

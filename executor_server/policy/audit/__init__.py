@@ -1,4 +1,4 @@
-"""The audit log: a chain of records, each of which is written before its event takes place.
+"""The audit log: a chain of records. Events that need admission are recorded before they take place, others after.
 
 It owns the form of records, the files and their anchor, and the verification of a log. It must not know how a refusal
 to write is enforced: that is `policy.quotas`.

@@ -1,4 +1,4 @@
-"""The audit log of a running daemon: writes each record before its event takes place.
+"""The audit log of a running daemon: writes records, before events that need admission and after others.
 
 `write` hands a record to the kernel, where it survives the daemon. `audit.sync` decides what survives the host: with
 `always`, `durable` returns when all records so far are on disk, many per fsync; with `interval` records are synced at

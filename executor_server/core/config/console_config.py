@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from executor_server.core.config.gateway_config import TcpListen
-from executor_server.core.config.key_types import AbsolutePath, Form, Section
+from executor_server.core.config.key_types import AbsolutePath, Form, HostPort, Section
 
 _HOST = re.compile(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?(:[0-9]{1,5})?")
 
@@ -17,7 +16,7 @@ class ConsoleSection(Section):
     """The console, `executor-server console`: pages for people. A process of its own; the daemon does not read this
     section."""
 
-    listen: TcpListen = "127.0.0.1:8088"
+    listen: HostPort = "127.0.0.1:8088"
     """The address for browsers, `HOST:PORT`. Addresses that other machines can reach need `tls_cert`."""
     daemon: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The daemon's address, `HOST:PORT` or `unix:PATH`. Not set: the socket in the state directory."""

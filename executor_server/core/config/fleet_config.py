@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 from pydantic_core import InitErrorDetails
 
-from executor_server.core import AddressError, TcpAddress, addresses
-from executor_server.core.config.key_types import AbsolutePath, Form, Seconds, Section
+from executor_server.core.config.key_types import AbsolutePath, HostPort, Seconds, Section
 from executor_server.core.config.problems import contradiction, refuse
 
 NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")]
@@ -17,17 +16,6 @@ NodeName = Annotated[str, Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,22}[a-z0-9])?$")
 _SOURCES = ("nodes", "dns", "nodes_file")
 _OF_FRONT = (*_SOURCES, "refused_nodes")
 _OF_NODE = ("listen", "labels")
-
-
-def _is_tcp(text: str) -> bool:
-    try:
-        address = addresses.parse(text)
-    except AddressError:
-        return False
-    return isinstance(address, TcpAddress)
-
-
-_TcpAddress = Annotated[str, AfterValidator(Form("HOST:PORT", _is_tcp))]
 
 
 class FleetSection(Section):
@@ -38,9 +26,9 @@ class FleetSection(Section):
     certificates: AbsolutePath | None = None
     """The folder with this member's `ca.pem`, `cert.pem` and `key.pem` (`executor-server fleet init`)."""
     # -- of a front
-    nodes: Annotated[tuple[_TcpAddress, ...], Field(max_length=4096)] = ()
+    nodes: Annotated[tuple[HostPort, ...], Field(max_length=4096)] = ()
     """The nodes' addresses for the front, `HOST:PORT` each."""
-    dns: _TcpAddress | None = None
+    dns: HostPort | None = None
     """A DNS name, `HOST:PORT`, of the nodes' addresses; resolved every five seconds."""
     nodes_file: AbsolutePath | None = None
     """A file with the nodes' addresses, one a line; read again when it changes."""
@@ -58,7 +46,7 @@ class FleetSection(Section):
     wrong_retry_s: Seconds = 30.0
     """Seconds before the front retries a node that sent something wrong. They double each time, up to twenty times."""
     # -- of a node
-    listen: _TcpAddress | None = None
+    listen: HostPort | None = None
     """The address at which the node serves its front, `HOST:PORT`."""
     labels: Annotated[dict[str, str], Field(max_length=16)] = Field(default_factory=dict)
     """Labels of the node, which clients can require with `node_labels`."""

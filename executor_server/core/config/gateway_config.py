@@ -7,8 +7,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
-from executor_server.core import AddressError, TcpAddress, addresses
-from executor_server.core.config.key_types import AbsolutePath, Form, ImageName, Section
+from executor_server.core.config.key_types import AbsolutePath, Form, HostPort, ImageName, Section
 
 _DOMAIN = re.compile(
     r"(?=.{1,200}$)[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?(\.[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?)*(:[0-9]{1,5})?"
@@ -16,21 +15,11 @@ _DOMAIN = re.compile(
 _ORIGIN = re.compile(r"https?://[a-z0-9.-]{1,253}(:[0-9]{1,5})?")
 
 
-def _is_tcp(text: str) -> bool:
-    try:
-        return isinstance(addresses.parse(text), TcpAddress)
-    except AddressError:
-        return False
-
-
-TcpListen = Annotated[str, AfterValidator(Form("HOST:PORT", _is_tcp))]
-
-
 class GatewaySection(Section):
     """The gateway, `executor-server gateway`: HTTP, the Connect protocol and E2B's protocol. A process of its own; the
     daemon does not read this section."""
 
-    listen: TcpListen = "127.0.0.1:3000"
+    listen: HostPort = "127.0.0.1:3000"
     """The address for clients, `HOST:PORT`. Addresses that other machines can reach need `tls_cert`."""
     daemon: Annotated[str, Field(min_length=1, max_length=1024)] | None = None
     """The daemon's address, `HOST:PORT` or `unix:PATH`. Not set: the socket in the state directory."""

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationInfo
 
 from executor_api.sizes import bytes_of
-from executor_server.core import PATTERN_FORM, is_pattern
+from executor_server.core import PATTERN_FORM, AddressError, TcpAddress, addresses, is_pattern
 
 KIB = 1024
 MIB = 1024 * KIB
@@ -86,6 +86,13 @@ def _size(value: object) -> object:
     return bytes_of(value) if isinstance(value, str) else value
 
 
+def _is_tcp(text: str) -> bool:
+    try:
+        return isinstance(addresses.parse(text), TcpAddress)
+    except AddressError:
+        return False
+
+
 Count = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
 WrittenSize = BeforeValidator(_size)
 """Lets a number of bytes be written as "8GB" or "512MiB"."""
@@ -94,6 +101,7 @@ Seconds = Annotated[float, Field(strict=True, gt=0, le=365 * DAY_S, allow_inf_na
 Name = Annotated[str, AfterValidator(Form(NAME_FORM, is_name))]
 ImportPattern = Annotated[str, AfterValidator(Form(PATTERN_FORM, is_pattern))]
 ImageName = Annotated[str, AfterValidator(Form(IMAGE_NAME_FORM, lambda text: _IMAGE_NAME.fullmatch(text) is not None))]
+HostPort = Annotated[str, AfterValidator(Form("HOST:PORT", _is_tcp))]
 
 
 def _from_file(path: Path, info: ValidationInfo) -> Path:

@@ -58,14 +58,6 @@ class TcpAddress:
 Address = UnixAddress | TcpAddress
 
 
-def checked(listen: Sequence[str], *, has_tls: bool) -> tuple[Address, ...]:
-    """Returns the addresses when the daemon may listen on every one of them. Raises AddressError."""
-    found = tuple(parse(text) for text in listen)
-    for address in found:
-        check_exposure(address, has_tls=has_tls)
-    return found
-
-
 def checked_with_optional(
     listen: Sequence[str], optional: Set[str], *, has_tls: bool
 ) -> tuple[tuple[Address, ...], tuple[str, ...]]:
@@ -74,7 +66,9 @@ def checked_with_optional(
     problems: list[str] = []
     for text in listen:
         try:
-            usable += checked((text,), has_tls=has_tls)
+            address = parse(text)
+            check_exposure(address, has_tls=has_tls)
+            usable.append(address)
         except AddressError as error:
             if text not in optional or len(listen) == 1:
                 raise

@@ -23,8 +23,7 @@ from executor_server.api.recordings import Recordings
 from executor_server.api.server import RpcServer, ServerSettings, TlsFiles
 from executor_server.api.service import ExecutorService
 from executor_server.backends.environments import Environment
-from executor_server.core import Savepoint, Savepoints
-from executor_server.core.addresses import checked
+from executor_server.core import Savepoint, Savepoints, checked_with_optional
 from executor_server.core.config.config import Config
 from executor_server.core.errors import NotFound, Reason
 from executor_server.core.model import (
@@ -304,7 +303,7 @@ class Edge:
 
 def settings(*listen: str, tls: TlsFiles | None = None, peer_socket: PeerSocket | None = None) -> ServerSettings:
     return ServerSettings(
-        listen=checked(listen, has_tls=tls is not None),
+        listen=checked_with_optional(listen, frozenset(), has_tls=tls is not None)[0],
         tls=tls,
         max_concurrent_calls=Config().server.max_concurrent_calls,
         peer_socket=peer_socket,

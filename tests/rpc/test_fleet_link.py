@@ -23,7 +23,7 @@ from executor_api.v1 import fleet_service_pb2_grpc as fleet_grpc
 from executor_server.api.auth import current_principal
 from executor_server.api.server import ServerSettings
 from executor_server.core import PreconditionFailed, Principal, Reason, TcpAddress
-from executor_server.core.addresses import checked
+from executor_server.core.addresses import parse
 from executor_server.fleet.api import node_link, wire
 from executor_server.fleet.api.node_link import FleetService
 from executor_server.fleet.api.node_server import FrontServices, NodeServer
@@ -126,7 +126,7 @@ async def serving(directory: Path) -> AsyncIterator[Served]:
     folder = issue_node(directory, NODE).folder
     node, service, obeyed = FakeNode(), Service(), [INSTANCE]
     settings = ServerSettings(
-        listen=checked(["127.0.0.1:1"], has_tls=False),
+        listen=(parse("127.0.0.1:1"),),
         tls=None,
         max_concurrent_calls=16,
     )

@@ -74,6 +74,7 @@ class PolicyStore:
         self._listener = listener or PolicyListener()
         self._seen = _READ_AGAIN if path is None else (_signature(path),)
         self._locks: Sequence[Path] = ()  # that the policy file named when it was read last, also if it was refused
+        self._are_locks_read = True
         self._reported = ""  # digest of the content and the problems that were last reported
         self._reading = asyncio.Lock()
         self._asked = asyncio.Event()
@@ -138,7 +139,7 @@ class PolicyStore:
                 found = await self._read_settled(path)
                 policy = await asyncio.to_thread(self._policy_of, found, path)
             except ConfigError as error:
-                if not found:  # the file could not be read, which may be temporary
+                if not (found and self._are_locks_read):  # a file could not be read, which may be temporary
                     self._seen = _READ_AGAIN
                 self._report(hashlib.sha256(found + repr(error.problems).encode()).hexdigest(), error, asked=asked)
                 raise
@@ -169,6 +170,7 @@ class PolicyStore:
                 return self._make(parse_policy(content, path, self._copies))
             finally:
                 self._locks = sorted(locks)
+                self._are_locks_read = all(locks.values())
 
     def _take(self, policy: Policy, content: bytes, *, asked: bool) -> bool:
         before = self.current

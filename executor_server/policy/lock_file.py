@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections.abc import Iterator, Set
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -69,13 +69,13 @@ def copies_in(folder: Path | None) -> Iterator[None]:
         _copies.reset(token)
 
 
-_read: ContextVar[set[Path] | None] = ContextVar("read", default=None)
+_read: ContextVar[dict[Path, bool] | None] = ContextVar("read", default=None)
 
 
 @contextmanager
-def lock_files_read() -> Iterator[Set[Path]]:
-    """Yields the lock files that the block has tried to read so far."""
-    files = set[Path]()
+def lock_files_read() -> Iterator[Mapping[Path, bool]]:
+    """Yields the lock files that the block has tried to read so far; true for one that could be read."""
+    files: dict[Path, bool] = {}
     token = _read.set(files)
     try:
         yield files
@@ -94,10 +94,13 @@ def read_lock(path: Path) -> LockFile:
         raise ValueError("is not an absolute path")
     copies = _copies.get()
     file = path if copies is None else copies / copy_of(str(path))
-    if (read := _read.get()) is not None:
-        read.add(file)
+    read = _read.get()
+    if read is not None:
+        read[file] = False
     try:
         data = read_trusted(file, "lock file", max_bytes=MAX_LOCK_BYTES)
+        if read is not None:
+            read[file] = True
         distributions = _distributions_in(data)
     except ConfigError as error:
         raise ValueError(f"can't be used: {error.problems[0]}") from error

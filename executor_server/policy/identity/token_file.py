@@ -70,6 +70,7 @@ _RECORDS = TypeAdapter(tuple[TokenRecord, ...])
 class FileVersion:
     """Changes whenever the file is replaced or written, or its rights or its directory's rights change."""
 
+    directory_user: int
     directory_mode: int
     inode: int
     size_bytes: int
@@ -113,7 +114,8 @@ class TokenFile:
             return None
         except OSError as error:
             raise TokenFileError(f"The token file {self.path} can't be read: {error.strerror}.") from error
-        return FileVersion(directory.st_mode, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
+        rights = directory.st_uid, directory.st_mode
+        return FileVersion(*rights, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
     def read(self) -> tuple[TokenRecord, ...]:
         """Returns every entry, revoked and expired ones included. Raises TokenFileError."""

@@ -198,6 +198,19 @@ async def test_a_policy_that_was_refused_for_its_lock_is_read_again_when_that_is
     assert await watched.comes_to_be("2")
 
 
+async def test_a_policy_that_was_refused_for_the_directory_of_its_lock_is_read_again_when_that_is_repaired(
+    watched: Bench, tmp_path: Path
+) -> None:
+    lock = tmp_path / "locks/pylock.toml"
+    lock.parent.mkdir()
+    lock.parent.chmod(0o777)
+    lock.write_text(LOCK)
+    watched.replace(SECOND + f"packages.lock = '{lock}'\n")
+    assert await watched.refuses()
+    lock.parent.chmod(0o755)
+    assert await watched.comes_to_be("2")
+
+
 async def test_a_file_that_is_replaced_or_written_over_is_noticed(watched: Bench) -> None:
     watched.replace(SECOND)
     assert await watched.comes_to_be("2")

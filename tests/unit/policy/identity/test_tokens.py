@@ -319,8 +319,11 @@ def test_another_users_file_is_refused(file: TokenFile) -> None:
 def test_a_file_in_another_users_directory_is_refused(file: TokenFile) -> None:
     file.new("acme", "ci")
     os.chown(file.path.parent, 12345, 12345)
+    version = file.version()
     with pytest.raises(TokenFileError, match="in a directory of user 12345, who could replace it"):
         file.read()
+    os.chown(file.path.parent, 0, 12345)
+    assert file.version() != version  # so the daemon reads it again
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

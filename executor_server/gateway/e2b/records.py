@@ -210,7 +210,7 @@ class Sandboxes:
                 if session.info.state is SessionState.LOST:
                     await session.close()
                     self.forget(record)
-                if record.sandbox_id not in self._sandboxes:  # lost, or ended meanwhile
+                if self._sandboxes.get(record.sandbox_id) is not sandbox:  # lost, or ended meanwhile
                     raise sandbox_gone()
                 if not sandbox.is_open(client):  # else another request was faster
                     sandbox.open(client, session)

@@ -317,7 +317,8 @@ class _Account:
         try:
             await session.close()
         except BaseException:
-            self._sandboxes.keep(record)
+            if self._sandboxes.get(record.sandbox_id) is None:  # else an Idempotency-Key has made it again
+                self._sandboxes.keep(record)
             raise
         return Response(status_code=204)
 

@@ -7,10 +7,6 @@ beside=
 # pytest lists each failure in one line of this width; where it thinks that it is in CI, in any number of them.
 export COLUMNS=240
 unset CI BUILD_NUMBER
-# Backends that must not be skipped here; see tests/support/backends.py.
-export REQUIRED_BACKENDS=${REQUIRED_BACKENDS:-local,docker,e2b}
-# The same for programs; see tests/support/chromium.py.
-export REQUIRED_TOOLS=${REQUIRED_TOOLS:-npm,chromium}
 
 # run NAME COMMAND...: prints its time and its result, and keeps its exit status in last_status.
 run() {

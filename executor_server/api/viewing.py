@@ -150,9 +150,9 @@ def _part_to(
 ) -> admin_pb.FollowExecutionResponse | None:
     """Returns what follows after a place in an execution; None if that is nothing. Moves the place."""
     missed, events = execution.part_after(place.event, MAX_EVENTS, MAX_BYTES)
+    last_event = place.event + missed + len(events)
     # An answer must not overtake its call, which may be beyond the bounds of this message.
-    is_all = place.event + missed + len(events) == execution.last_number
-    answers = execution.waits_after(place.answers) if is_all else []
+    unknown, answers = execution.waits_after(place.answers, last_event)
     state = session.executions.state_of(execution)
     if place.is_begun and state == place.state and not (missed or events or answers):
         return None
@@ -167,11 +167,9 @@ def _part_to(
         part.execution.CopyFrom(_execution_to(session, execution, code))
         part.has_content = has_content
         place.is_begun = True
-    place.event += missed + len(events)
-    place.state = state
-    if is_all:
-        place.answers = execution.waits_count
-    place.has_result = execution.done and is_all
+    place.event, place.state = last_event, state
+    place.answers += unknown + len(answers)
+    place.has_result = execution.done and last_event == execution.last_number
     return part
 
 

@@ -121,9 +121,10 @@ class Execution(EventLog[Event]):
         self._open_calls: dict[str, bool] = {}  # call id → answered
         self._answered: deque[str] = deque()
         self._call_begin_s: dict[str, float] = {}  # of open calls, monotonic
-        self.waits: deque[tuple[str, float]] = deque(maxlen=_MAX_ANSWERED_CALLS)
-        """The last calls that were answered, with the seconds that the program waited; none of an earlier daemon's."""
-        self.waits_count = 0  # those no longer in `waits` included
+        # The last calls that were answered, with the seconds that the program waited, and the number of the last event
+        # by then; none of an earlier daemon's.
+        self._waits: deque[tuple[str, float, int]] = deque(maxlen=_MAX_ANSWERED_CALLS)
+        self._waits_count = 0  # those no longer in `_waits` included
         self._held = False
         self._cancelled = False
 
@@ -199,10 +200,15 @@ class Execution(EventLog[Event]):
         super().drop_read()
         self._drop_code()
 
-    def waits_after(self, count: int) -> list[tuple[str, float]]:
-        """Returns the calls that were answered after the first `count`, as far as they are known."""
-        new = min(self.waits_count - count, len(self.waits))
-        return list(islice(self.waits, len(self.waits) - new, None))
+    def waits_after(self, count: int, number: int) -> tuple[int, list[tuple[str, float]]]:
+        """Returns how many calls answered after the first `count` are forgotten, and the next ones with their waits.
+
+        Omits those that were answered when the last event had a higher number than `number`.
+        """
+        first = self._waits_count - len(self._waits)
+        start = max(count, first)
+        new = islice(self._waits, start - first, None)
+        return start - count, [(call_id, wait_s) for call_id, wait_s, last_number in new if last_number <= number]
 
     @property
     def waits_for_client(self) -> bool:
@@ -278,8 +284,8 @@ class Execution(EventLog[Event]):
             self._add_cost(size_bytes)
         self._open_calls[call_id] = True
         if (begin_s := self._call_begin_s.pop(call_id, None)) is not None:
-            self.waits.append((call_id, time.monotonic() - begin_s))
-            self.waits_count += 1
+            self._waits.append((call_id, time.monotonic() - begin_s, self.last_number))
+            self._waits_count += 1
         self._answered.append(call_id)
         if len(self._answered) > _MAX_ANSWERED_CALLS:
             del self._open_calls[self._answered.popleft()]

@@ -80,7 +80,7 @@ async def last_words(resources: Resources, request: ContainerRequest) -> bytes:
             await make_container(resources, sandbox, replace(request, keeps_log=True))
         except EndedEarly:
             return await resources.engine.log(sandbox.container)
-    return b"a second attempt has started"
+    return b"a second attempt did start"
 
 
 def check_socket(sandbox: DockerSandbox) -> None:

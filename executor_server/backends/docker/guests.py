@@ -39,8 +39,11 @@ async def start_guest(resources: Resources, sandbox: DockerSandbox, plan: Plan) 
     try:
         await make_container(resources, sandbox, request)
     except EndedEarly as ended:
-        words = await last_words(resources, request)
-        text = words[-_LAST_WORDS_BYTES:].decode("utf-8", "backslashreplace").strip()
+        try:
+            words = await last_words(resources, request)
+            text = words[-_LAST_WORDS_BYTES:].decode("utf-8", "backslashreplace").strip()
+        except SandboxFailure as failure:
+            text = f"a second attempt failed: {failure}"
         raise SandboxFailure(f"the guest does not start, {ended}: {text or 'it says nothing'}") from ended
 
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from executor_server.backends.directory import SOCKET_NAME
-from executor_server.backends.docker.engine import ContainerState, Engine, EngineFacts
+from executor_server.backends.docker.engine import ContainerState, Engine, EngineFacts, EngineFailure
 from executor_server.backends.docker.guests import Plan, start_guest
 from executor_server.backends.docker.options import HostAbilities
 from executor_server.backends.docker.probe import Confinement, PreparedImage
@@ -33,11 +33,14 @@ class FakeEngine:
 
     def __init__(self, failures: int) -> None:
         self._failures = failures
+        self.containers_max = 2
         self._configs: dict[str, Any] = {}
         self._logs: dict[str, bytes] = {}
         self._sockets: list[socket.socket] = []
 
     async def create(self, config: Any, name: str) -> str:
+        if len(self._configs) == self.containers_max:
+            raise EngineFailure("no room for a container", 500)
         self._configs[name] = config
         return name
 
@@ -97,4 +100,13 @@ async def test_a_guest_that_never_starts_says_why(resources_with: Callable[[int]
 
 async def test_a_passing_failure_is_not_explained_by_another_one(resources_with: Callable[[int], Resources]) -> None:
     """The second attempt had no directory for its socket, and so it failed even where the guest could start now."""
-    assert (await failure_of(resources_with(1))).endswith("(exit code 1): a second attempt has started")
+    assert (await failure_of(resources_with(1))).endswith("(exit code 1): a second attempt did start")
+
+
+async def test_a_second_attempt_that_fails_otherwise_keeps_the_exit_code(
+    resources_with: Callable[[int], Resources],
+) -> None:
+    resources = resources_with(1)
+    cast("FakeEngine", resources.engine).containers_max = 1
+    said = "(exit code 1): a second attempt failed: no room for a container"
+    assert (await failure_of(resources)).endswith(said)

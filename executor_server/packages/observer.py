@@ -56,7 +56,7 @@ class EnvironmentObserver:
         """A request found its environment ready. Not a count of sessions, since the pool requests often."""
 
     def environment_missed(self, use: EnvironmentUse) -> None:
-        """A request found no environment, and a build began or was queued for it."""
+        """A request found no environment: a build began or was queued for it, or it got that of a build under way."""
 
     def build_started(self, use: EnvironmentUse) -> None:
         """A build has its turn."""

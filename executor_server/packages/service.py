@@ -135,18 +135,20 @@ class EnvironmentService:
         parts = self._parts or await self._opened()
         request = Request(packages, target)
         use = EnvironmentUse(current_requester(), target.backend, target.image, packages.requirements)
-        environment, is_hit = parts.catalog.find(request), True
+        environment, build = parts.catalog.find(request), None
         if environment is None:
             if (failure := parts.builds.failure_of(request)) is not None:
                 raise failure
             build = parts.builds.of(request, use)
             assert build.task is not None
             await asyncio.wait({build.task}, timeout=_ANSWER_WAIT_S)
-            environment, is_hit = parts.catalog.find(request), not build.has_turn  # without a turn it was only checked
+            environment = parts.catalog.find(request)
             if environment is None:
                 raise parts.builds.failure_of(request) or refusals.being_made(packages.requirements, build.progress)
-        if is_hit:
+        if build is None or not build.has_turn:  # without a turn it was only checked
             self._hit(parts, request, use, environment)
+        elif build.use is not use:  # the build has counted the request that began it
+            self._observers.environment_missed(use)
         if environment.size_bytes > packages.max_environment_bytes:
             raise refusals.too_large(packages.requirements, environment.size_bytes, packages.max_environment_bytes)
         return environment

@@ -53,6 +53,16 @@ async def test_a_request_is_a_hit_or_a_miss_and_never_both(bench: Bench) -> None
     assert (len(bench.observer.hits), len(bench.observer.misses)) == (3, 1)
 
 
+async def test_requests_that_share_a_build_that_ends_at_once_are_misses(bench: Bench) -> None:
+    service = await bench.service()
+    with requested_by("acme"):
+        first = asyncio.create_task(service.ready(NUMPY, IMAGE))
+    with requested_by("zeta"):
+        second = asyncio.create_task(service.ready(NUMPY, IMAGE))
+    assert await first == await second
+    assert bench.observer.hits == [] and sorted(use.requester for use in bench.observer.misses) == ["acme", "zeta"]
+
+
 async def test_twenty_requests_at_once_are_one_build(bench: Bench) -> None:
     service = await bench.service()
     bench.builder.may_make.clear()

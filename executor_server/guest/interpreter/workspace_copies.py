@@ -144,30 +144,35 @@ class WorkspaceCopies:
         now, closed = self._present(copy)
         if "" in closed:
             return max(1, len(copy))
-        failed = sum(path in copy and copy[path].is_whole for path in closed)  # what is new in them is not removed
+        failed = {path for path in closed if path in copy and copy[path].is_whole}  # what is new in them is not removed
         for path in sorted(now, reverse=True):  # a directory comes after its entries
             entry = copy.get(path)
-            if entry is None or not _same_kind(now[path], entry):
-                failed += not _removed(os.path.join(self._root, path), now.pop(path))
+            if entry is not None and _same_kind(now[path], entry):
+                continue
+            if not _removed(os.path.join(self._root, path), now.pop(path)):
+                failed.add(path)
         for path, entry in copy.items():  # a directory comes before what is in it
             status_now = now.get(path)
             if status_now is not None and _key(status_now) == entry.key:
                 continue
             if not entry.is_whole:
-                failed += 1
+                failed.add(path)
                 continue
             try:
                 self._put(os.path.join(self._root, path), entry, exists=status_now is not None)
             except OSError:
-                failed += 1
-        self._last = self._renewed(copy)
-        return failed
+                failed.add(path)
+        self._last = self._renewed(copy, failed)
+        return len(failed)
 
-    def _renewed(self, copy: Copy) -> Copy:
-        """Returns the copy with the present keys of its files, so that they are not read again."""
+    def _renewed(self, copy: Copy, failed: set[str]) -> Copy:
+        """Returns the copy with the present keys of its files, so that they are not read again.
+
+        Those that failed have other contents than the copy.
+        """
         for path, entry in copy.items():
             try:
-                entry.key = _key(os.lstat(os.path.join(self._root, path)))
+                entry.key = () if path in failed else _key(os.lstat(os.path.join(self._root, path)))
             except OSError:
                 entry.key = ()
         return copy

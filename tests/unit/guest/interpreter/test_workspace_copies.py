@@ -1,7 +1,11 @@
-"""Copies of a workspace that has more entries than are compared."""
+"""Copies of a workspace that are hard to restore: too many entries, or entries that agent code has closed."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,11 +14,28 @@ from executor_server.guest.interpreter import workspace_copies
 from executor_server.guest.interpreter.workspace_copies import WorkspaceCopies
 
 MAX_SEEN = 10
+NOBODY = 65_534
 
 
 @pytest.fixture(autouse=True)
 def low_bound(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workspace_copies, "_MAX_SEEN", MAX_SEEN)
+
+
+@pytest.fixture
+def workspace() -> Iterator[Path]:
+    """A directory of an ordinary user, who acts meanwhile: modes of files don't stop root."""
+    directory = Path(tempfile.mkdtemp(dir="/tmp"))  # the user nobody can't enter the directories of the tests
+    was_root = os.geteuid() == 0
+    if was_root:
+        os.chown(directory, NOBODY, -1)
+        os.seteuid(NOBODY)
+    try:
+        yield directory
+    finally:
+        if was_root:
+            os.seteuid(0)
+        shutil.rmtree(directory)
 
 
 def test_files_that_were_not_reached_are_not_reported_as_removed(tmp_path: Path) -> None:
@@ -35,6 +56,27 @@ def test_a_workspace_that_is_too_full_to_be_emptied_is_a_failure(tmp_path: Path)
     copies.save(max_bytes=0)
     fill(tmp_path)
     assert copies.restore_last() == 1
+
+
+def test_a_file_that_could_not_be_restored_is_not_taken_for_the_copy(workspace: Path) -> None:
+    """It got the key of the present file, so the next copy had the old bytes, and called them restored."""
+    copies = WorkspaceCopies(str(workspace))
+    file = workspace / "file"
+    file.write_bytes(b"one")
+    copies.save(max_bytes=100)
+    file.write_bytes(b"two!")
+    file.chmod(0o400)
+    assert (copies.restore_last(), copies.restore_last()) == (1, 1)
+    assert copies.save(max_bytes=100)["file"].data == b"two!"
+
+
+def test_an_entry_that_no_copy_holds_is_a_failure_each_time(workspace: Path) -> None:
+    copies = WorkspaceCopies(str(workspace))
+    file = workspace / "file"
+    file.touch(0o000)
+    copies.save(max_bytes=100)
+    file.chmod(0o200)
+    assert (copies.restore_last(), copies.restore_last()) == (1, 1)
 
 
 def fill(directory: Path) -> None:

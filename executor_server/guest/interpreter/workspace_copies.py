@@ -6,6 +6,7 @@ followed out of the workspace, and nothing that could block is opened.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -141,6 +142,7 @@ class WorkspaceCopies:
 
     def restore(self, copy: Copy) -> int:
         """Restores the workspace. Returns the number of failures."""
+        self._open_directories(copy)
         now, closed = self._present(copy)
         if "" in closed:
             return max(1, len(copy))
@@ -162,8 +164,41 @@ class WorkspaceCopies:
                 self._put(os.path.join(self._root, path), entry, exists=status_now is not None)
             except OSError:
                 failed.add(path)
+        failed |= self._restore_modes(copy)
         self._last = self._renewed(copy, failed)
         return len(failed)
+
+    def _directories(self, copy: Copy) -> Iterator[tuple[str, int]]:
+        """Yields the whole directories of the copy that exist, each before those in it, with their present modes."""
+        found = {""}
+        for path, entry in copy.items():
+            if entry.kind != stat.S_IFDIR or not entry.is_whole or os.path.dirname(path) not in found:
+                continue
+            try:
+                status = os.lstat(os.path.join(self._root, path))
+            except OSError:
+                continue
+            if stat.S_ISDIR(status.st_mode):  # a link may lead out of the workspace
+                found.add(path)
+                yield path, stat.S_IMODE(status.st_mode)
+
+    def _open_directories(self, copy: Copy) -> None:
+        """Makes the directories accessible, which the program may have closed. Those that stay closed fail later."""
+        for path, mode in self._directories(copy):
+            if mode & stat.S_IRWXU != stat.S_IRWXU:
+                with contextlib.suppress(OSError):
+                    os.chmod(os.path.join(self._root, path), copy[path].mode | stat.S_IRWXU)
+
+    def _restore_modes(self, copy: Copy) -> set[str]:
+        """Restores the modes of the directories, after their entries. Returns the paths that failed."""
+        failed = set()
+        for path, mode in reversed([*self._directories(copy)]):
+            if mode != copy[path].mode:
+                try:
+                    os.chmod(os.path.join(self._root, path), copy[path].mode)
+                except OSError:
+                    failed.add(path)
+        return failed
 
     def _renewed(self, copy: Copy, failed: set[str]) -> Copy:
         """Returns the copy with the present keys of its files, so that they are not read again.
@@ -180,8 +215,7 @@ class WorkspaceCopies:
     def _put(self, path: str, entry: Entry, *, exists: bool) -> None:
         if entry.data is None:
             if not exists:
-                os.mkdir(path)
-            os.chmod(path, entry.mode)
+                os.mkdir(path, stat.S_IRWXU)
         elif isinstance(entry.data, str):
             if exists:
                 os.unlink(path)

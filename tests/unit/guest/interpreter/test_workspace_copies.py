@@ -79,6 +79,49 @@ def test_an_entry_that_no_copy_holds_is_a_failure_each_time(workspace: Path) -> 
     assert (copies.restore_last(), copies.restore_last()) == (1, 1)
 
 
+def test_a_directory_that_was_closed_is_opened_before_its_entries_are_compared(workspace: Path) -> None:
+    """All its entries were made again: directories and links failed, and files were written."""
+    copies = WorkspaceCopies(str(workspace))
+    below = workspace / "closed" / "below"
+    below.mkdir(parents=True)
+    (below / "link").symlink_to("file")
+    (below / "file").touch()
+    copies.save(max_bytes=0)
+    before = (below / "file").stat()
+    (below / "new").touch()
+    below.chmod(0o500)
+    below.parent.chmod(0o000)
+    assert copies.restore_last() == 0
+    assert copies.changes() == ([], [], [], [])
+    assert (below / "file").stat() == before
+
+
+def test_the_entries_of_a_read_only_directory_are_restored(workspace: Path) -> None:
+    """It got its mode before its entries."""
+    copies = WorkspaceCopies(str(workspace))
+    closed = workspace / "closed"
+    closed.mkdir()
+    (closed / "file").touch()
+    closed.chmod(0o500)
+    copies.save(max_bytes=0)
+    closed.chmod(0o700)
+    shutil.rmtree(closed)
+    assert copies.restore_last() == 0
+    assert (closed / "file").exists()
+    assert closed.stat().st_mode & 0o777 == 0o500
+
+
+def test_no_mode_is_changed_through_a_link_in_place_of_a_directory(workspace: Path) -> None:
+    copies = WorkspaceCopies(str(workspace / "root"))
+    (workspace / "root" / "one" / "two").mkdir(parents=True)
+    copies.save(max_bytes=0)
+    (workspace / "root" / "one").rename(workspace / "outside")
+    (workspace / "outside" / "two").chmod(0o500)
+    (workspace / "root" / "one").symlink_to(workspace / "outside")
+    assert copies.restore_last() == 0
+    assert (workspace / "outside" / "two").stat().st_mode & 0o777 == 0o500
+
+
 def fill(directory: Path) -> None:
     for number in range(MAX_SEEN + 1):
         (directory / str(number)).touch()

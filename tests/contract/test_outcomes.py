@@ -132,6 +132,47 @@ async def test_an_end_has_its_own_outcome_and_the_session_goes_on(harness: Harne
     assert after.state == "kept"
 
 
+HIDING = {
+    "a code without a class": (
+        "class Lazy:\n    __class__ = property(lambda self: 1 / 0)\nraise SystemExit(Lazy())",
+        "exited",
+    ),
+    "a code of its own class": (
+        "class Own(int):\n    def __and__(self, other):\n        return 'x'\nraise SystemExit(Own(3))",
+        "exited",
+    ),
+    "no code": ("class Exit(SystemExit):\n    code = property(lambda self: 1 / 0)\nraise Exit", "exception"),
+    "no traceback": ("class E(Exception):\n    __traceback__ = property(lambda self: 1 / 0)\nraise E", "exception"),
+    "a cause that exits": (
+        "class Cause(Exception):\n    @property\n    def __class__(self):\n        raise SystemExit\n"
+        "raise ValueError('mine') from Cause()",
+        "exception",
+    ),
+    "a message of its own class": (
+        "class Text(str):\n    def __len__(self):\n        return 1 / 0\n"
+        "class E(Exception):\n    def __str__(self):\n        return Text('mine')\nraise E",
+        "exception",
+    ),
+    "no name": (
+        "class Meta(type):\n    __name__ = property(lambda self: 1 / 0)\n"
+        "class E(Exception, metaclass=Meta):\n    pass\nraise E",
+        "exception",
+    ),
+}
+
+
+@promise("end-exception")
+@pytest.mark.parametrize(("code", "outcome"), HIDING.values(), ids=HIDING)
+async def test_an_exception_whose_own_code_fails_costs_no_variables(harness: Harness, code: str, outcome: str) -> None:
+    """The interpreter ended when it described the exception."""
+    session = await harness.session()
+    await harness.run(session, "kept = 'kept'")
+    run = await harness.run(session, code)
+    assert (run.outcome, run.state) == (outcome, "kept"), run.ended
+    assert run.ended.error is not None
+    assert (await harness.run(session, "kept")).output == "kept"
+
+
 @promise("end-fork-bomb")
 async def test_a_fork_bomb_is_bounded_and_the_session_goes_on(harness: Harness) -> None:
     session = await harness.session(processes=32, operations=10**12)

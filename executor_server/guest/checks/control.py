@@ -73,5 +73,5 @@ def find_control(exception: BaseException | None) -> ControlException | None:
         if issubclass(kind, ControlException):
             return member  # type: ignore[no-any-return]
         if issubclass(kind, _GROUPS):
-            pending.extend(member.exceptions)
+            pending.extend(_GROUPS.exceptions.__get__(member))  # a subclass may have its own `exceptions`
     return None

@@ -44,7 +44,7 @@ def describe(
     elif not network and (package := _is(offline.missing_package, error)):
         note = f"{note}\n{offline.MISSING.format(name=package)}"
     return ErrorDetail(
-        type=name[:256],
+        type=str.__str__(name)[:256],
         message=text_of(error) + note,
         traceback=_format(error, trace, owns, note),
         line=line,
@@ -55,7 +55,7 @@ def describe(
 def text_of(error: BaseException) -> str:
     """Returns the message of an exception, bounded."""
     try:
-        text = str(error)
+        text = str.__str__(str(error))  # not of a class of the program's own
     except BaseException as inner:  # noqa: BLE001 (the program's own __str__)
         text = f"<its __str__ raised {type(inner).__name__}>"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[:MAX_MESSAGE_CHARS] + "…"
@@ -82,7 +82,7 @@ def _lines(trace: Optional[types.TracebackType], filename: str) -> tuple[int, in
 def _is(kind: Callable[[BaseException], Any], error: BaseException) -> Any:
     try:
         return kind(error)
-    except Exception:  # noqa: BLE001 (a class of the program's own may have odd attributes)
+    except BaseException:  # noqa: BLE001 (a class of the program's own may have odd attributes)
         return False
 
 

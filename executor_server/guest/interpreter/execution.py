@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _CO_COROUTINE = 0x80
 # Seconds for a value's own code while it is encoded: `__repr__`, properties, the drawing of a figure.
 VALUE_TIME_S = 5.0
+_NOT_DESCRIBED = "<the exception cannot be described: its own code raised another one>"
 
 
 class Executions:
@@ -251,10 +252,13 @@ class Executions:
         error: Any = self._decisive() or raised
         self._meter.finish()  # now str() and repr() of the program's exceptions are free
         kind = type(error)  # not isinstance, which asks the exception itself
-        if issubclass(kind, SystemExit):
-            return "exited", ErrorDetail(type="SystemExit", message=text_of(error), exit_code=_exit_code(error))
         network, owns = self._enforcer.rules.network, self._enforcer.own.owns_path
-        detail = describe(error, filename, source, spans, network, owns)
+        try:
+            if issubclass(kind, SystemExit):
+                return "exited", ErrorDetail(type="SystemExit", message=text_of(error), exit_code=_exit_code(error))
+            detail = describe(error, filename, source, spans, network, owns)
+        except BaseException:  # noqa: BLE001 (the program's own attributes)
+            detail = ErrorDetail(type="Exception", message=_NOT_DESCRIBED)
         if issubclass(kind, OperationLimitExceeded):
             return "operation_limit", detail
         if issubclass(kind, MemoryError):
@@ -283,6 +287,8 @@ def keep_final_answers_quiet() -> None:
 
 
 def _exit_code(error: SystemExit) -> int:
-    if error.code is None:
+    code: Any = error.code
+    if code is None:
         return 0
-    return error.code & 0xFF if isinstance(error.code, int) else 1
+    # Not isinstance, which asks the code itself; and an int of the program's own may have its own `&`.
+    return int.__and__(code, 0xFF) if issubclass(type(code), int) else 1

@@ -84,6 +84,16 @@ def test_control_exception_is_found_deep_in_groups() -> None:
     assert find_control(ExceptionGroup("plain", [ValueError()])) is None
 
 
+def test_control_exception_is_found_in_a_group_that_hides_its_members() -> None:
+    """A handler asked the group itself, which is the program's own."""
+
+    class Hiding(BaseExceptionGroup[BaseException]):
+        exceptions = ()
+
+    control = FinalAnswerGiven()
+    assert find_control(Hiding("", [control])) is control
+
+
 def test_a_handler_runs_for_an_exception_that_cannot_say_its_class() -> None:
     """The guard of the handler asked the exception for its class, and raised in place of the handler."""
     hiding = "class E(Exception):\n    __class__ = property(lambda self: 1 / 0)\n"

@@ -272,7 +272,8 @@ class ChildProcesses:
     def check(self, message: Check, body: bytes) -> None:
         """Sends the checker a source."""
         self._claim()  # first: the end of a warm interpreter must not be measured with this source
-        self.have_checker()
+        if self._checker is None:
+            self._start_checker()
         assert self._checker is not None
         self._checker_uses += 1
         self.due = time.monotonic() + CHECKER_REST_S
@@ -281,18 +282,19 @@ class ChildProcesses:
         self._watch_checker()
 
     def have_checker(self) -> None:
-        """Starts a checker if there is none, before a source needs it."""
+        """Starts a checker if there is none, before a source needs it, if the process limit has room."""
         if self._checker is None:
-            self._start_checker()
+            try:
+                self._start_checker(makes_room=False)
+            except OSError:
+                self.due = float("inf")  # no room: the next source makes some
 
     def renew_checker(self, *, only_if_worn: bool = False) -> None:
-        """Ends the checker, whatever it is doing, and starts another."""
+        """Ends the checker, whatever it is doing, and starts another if the process limit has room."""
         if only_if_worn and self._checker_uses < _CHECKER_USES:
             return
-        if self._checker is not None:
-            self._kill(self._checker)
-            self._forget_checker()
-        self._start_checker()
+        self.rest()  # waits for its end: until then it counts towards the process limit
+        self.have_checker()
 
     def check_cpu_s(self) -> float:
         """Returns the CPU seconds that the checker has spent on the current source."""
@@ -317,11 +319,8 @@ class ChildProcesses:
         """Ends a checker that has been idle for long; starts one for a session if the process limit has room."""
         if self._checker is not None:
             self.rest()
-            return
-        try:
-            self._start_checker(makes_room=False)
-        except OSError:
-            self.due = float("inf")  # no room: the next source makes some
+        else:
+            self.have_checker()
 
     def rest(self) -> None:
         """Ends the idle checker, which uses a third of an idle sandbox's memory."""

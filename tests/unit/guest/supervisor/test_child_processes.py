@@ -12,7 +12,7 @@ from typing import Any, cast
 import pytest
 
 from executor_server.guest.supervisor import checking, child_processes
-from executor_server.guest.supervisor.child import end_child
+from executor_server.guest.supervisor.child import Child, end_child, spawn
 from executor_server.guest.supervisor.child_processes import ChildProcesses
 from executor_server.guest.wire import link
 from executor_server.guest.wire.link_messages import Booted, Check, LinkMessage, Unfit, message_of
@@ -115,6 +115,51 @@ def test_a_checker_rests_whether_a_source_came_or_not(children: Children, monkey
     children.owner.on_due()
     assert not children.has_checker
     children.owner.check(Check(filename="<execution-2>", mode="", rules=0), b"1")
+    assert children.has_checker
+
+
+@pytest.fixture
+def limit(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
+    """Limits the number of processes; whoever kills all others to make room fails, because this is not process 1."""
+    forked: list[int] = []
+
+    def limited(most: int) -> None:
+        def fork(target: Callable[[socket.socket], None]) -> Child:
+            if sum(_exists(pid) for pid in forked) >= most:
+                raise BlockingIOError
+            child = spawn(target)
+            forked.append(child.pid)
+            return child
+
+        monkeypatch.setattr(child_processes, "spawn", fork)
+
+    return limited
+
+
+def _exists(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_a_checker_that_no_source_needs_yet_takes_no_room(children: Children, limit: Callable[[int], None]) -> None:
+    """At the end of a branch it killed the interpreter and all processes of the session."""
+    limit(1)
+    children.owner.serve_session()
+    children.owner.start()
+    children.owner.have_checker()
+    assert not children.has_checker
+    assert children.owner.due == float("inf")
+
+
+def test_a_worn_checker_gives_its_room_to_the_next(children: Children, limit: Callable[[int], None]) -> None:
+    """It had not ended when the next one was forked, and everything was killed to make room."""
+    limit(2)
+    children.owner.serve_session()
+    children.owner.start()
+    children.owner.renew_checker()
     assert children.has_checker
 
 

@@ -47,6 +47,7 @@ class Machine:
     command: str
     process: subprocess.Popen[bytes] | None = None
     prefix: Sequence[str] = ()
+    _earlier_chars: int = 0  # of the log, by earlier processes
 
     @property
     def state_dir(self) -> Path:
@@ -68,7 +69,15 @@ class Machine:
         """Begins; returns before it listens."""
         command = [*self.prefix, *SERVER, self.command, "--config", str(self.directory / "c.toml")]
         with (self.directory / "log").open("ab") as output:
+            self._earlier_chars = len(self.log)
             self.process = popen(command, stdout=output, stderr=subprocess.STDOUT)
+
+    def await_start(self) -> None:
+        """Waits until it listens or has ended: a signal that comes earlier ends it before it can clean up."""
+        eventually(
+            lambda: "executor-server listens on" in self.log[self._earlier_chars :] or not self.is_running,
+            timeout_s=START_TIMEOUT_S,
+        )
 
     def send(self, number: signal.Signals) -> None:
         assert self.process is not None
@@ -269,6 +278,7 @@ class Fleet:
             node.plug_in()
             if node.process is None and (node.state_dir / "registry.db").exists():
                 node.start()
+                node.await_start()
             elif node.process is not None:
                 node.send(signal.SIGCONT)
         if self.front.process is not None:

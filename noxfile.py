@@ -128,15 +128,5 @@ def _test(
     files = [str(path.relative_to(ROOT)) for pattern in suite for path in sorted(ROOT.glob(pattern))]
     # A version that skips its tests has shown nothing. Without pytest's cache, which all versions would share.
     env = {"REQUIRED_BACKENDS": backends}
-    session.run(
-        "pytest",
-        "-p",
-        "no:cacheprovider",
-        "-n",
-        WORKERS,
-        *files,
-        *arguments,
-        *session.posargs,
-        env=env,
-        success_codes=codes,
-    )
+    options = ("-p", "no:cacheprovider", "-n", WORKERS)
+    session.run("pytest", *options, *files, *arguments, *session.posargs, env=env, success_codes=codes)

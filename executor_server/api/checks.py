@@ -67,8 +67,9 @@ def lease_id(text: str) -> str:
 
 def python_name(text: str, field: str) -> str:
     """Checks a name that agent code can write: an identifier, but no keyword and no __name__ of Python's own."""
-    # CPython normalizes identifiers when it compiles; a name of another form could be set but never read.
-    if not text.isidentifier() or unicodedata.normalize("NFKC", text) != text or len(text) > IDENTIFIER_CHARS_MAX:
+    # CPython normalizes identifiers when it compiles; a name of another form could be set but never read. The length
+    # comes first: normalizing 40,000 combining characters takes three seconds, and twice as many four times as long.
+    if len(text) > IDENTIFIER_CHARS_MAX or not text.isidentifier() or unicodedata.normalize("NFKC", text) != text:
         raise invalid(field, f"must be a Python identifier of at most {IDENTIFIER_CHARS_MAX} characters")
     if keyword.iskeyword(text):
         raise invalid(field, f"is a Python keyword: {text}")

@@ -12,6 +12,7 @@ made visible here, in every text that leaves.
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import re
 import secrets
@@ -23,7 +24,7 @@ import structlog
 from google.protobuf.message import DecodeError, Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 
-from executor_api.messages import Unreadable, write
+from executor_api.messages import LIST_MAX, Unreadable, write
 from executor_api.v1 import types_pb2 as pb
 from executor_server.api.handlers import Behaviour, Context, Handler, Wrapper, behaviour_of, with_behaviour
 from executor_server.core import (
@@ -125,7 +126,7 @@ def _metadata_of(error: ExecutorError) -> Mapping[str, str]:
 
 
 def error_border(on_refusal: Callable[[str, ExecutorError], None]) -> Wrapper:
-    """Translates what a handler raises, and refuses messages that are malformed or have unknown fields.
+    """Translates what a handler raises, and refuses messages that are malformed, or have unknown fields or long lists.
 
     `on_refusal` receives the method and the error of each call that is refused here, before its caller is answered.
     """
@@ -255,9 +256,10 @@ def _without_errors(deserialize: Callable[[bytes], Any] | None) -> Callable[[byt
 
 
 def checked(request: Any) -> Any:
-    """Returns the request. Raises InvalidRequest when it is malformed or has fields that this daemon does not know.
+    """Returns the request. Raises InvalidRequest if it is malformed, or has unknown fields or a list above LIST_MAX.
 
-    A daemon that skipped an unknown field would silently not do what the client asked for.
+    A daemon that skipped an unknown field would silently not do what the client asked for. A message has room for a
+    million short texts, and no handler may walk so many before it compares their number with its own limit.
     """
     if request is _MALFORMED:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message is malformed (text must be UTF-8)")
@@ -267,7 +269,16 @@ def checked(request: Any) -> Any:
     request.DiscardUnknownFields()
     if request.ByteSize() != size_bytes:
         raise InvalidRequest(Reason.INVALID_FIELD, "the message has fields that this daemon does not know")
+    for name in _lists_of(request.DESCRIPTOR):
+        if len(getattr(request, name)) > LIST_MAX:
+            raise InvalidRequest(Reason.INVALID_FIELD, f"{name} has more than {LIST_MAX:,} entries", name)
     return request
+
+
+@functools.cache
+def _lists_of(descriptor: Any) -> Sequence[str]:
+    """Returns the names of a message's lists and maps. Handlers count the few lists in lists themselves."""
+    return tuple(field.name for field in descriptor.fields if field.is_repeated)
 
 
 async def _checked_stream(requests: AsyncIterator[Any]) -> AsyncIterator[Any]:

@@ -216,8 +216,8 @@ class Policy:
 
         A module that was denied when the session was created stays denied in it. Raises as `decide`.
         """
-        authorized = tuple(sorted({*spec.authorized_imports, *imports}))
         check_imports(imports)
+        authorized = tuple(sorted({*spec.authorized_imports, *imports}))
         if len(authorized) > MAX_AUTHORIZED_IMPORTS:
             problem = f"would exceed the limit of {MAX_AUTHORIZED_IMPORTS:,} patterns in one session"
             raise invalid("authorized_imports", problem)

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from executor_api.messages import LIST_MAX
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_server.core.errors import ModulesMissing, Reason
@@ -37,6 +38,7 @@ from executor_server.sessions.journal.execution import ToolFailure
 from tests.rpc.edge import AUTH, Edge, FakeExecution, refusal, refused
 
 PIECE = 262_144
+MANY = {f"m{n}": "" for n in range(LIST_MAX + 1)}
 INVALID = ("INVALID_ARGUMENT", "INVALID_FIELD")
 
 
@@ -124,6 +126,14 @@ def blob(size_bytes: int, blob_id: str = "b") -> types_pb2.Value:
         ("SetVariables", set_variables(named("a", BLOB)), "variables[0].value.blob_id"),
         ("SetVariables", set_variables(*(named(f"v{n}") for n in range(1025))), "variables"),
         ("GetVariables", pb.GetVariablesRequest(session_id="s1", names=["1x"]), "names[0]"),
+        ("GetVariables", pb.GetVariablesRequest(session_id="s1", names=["x"] * (LIST_MAX + 1)), "names"),
+        ("PrepareEnvironment", pb.PrepareEnvironmentRequest(packages=["x"] * (LIST_MAX + 1)), "packages"),
+        ("CreateSession", pb.CreateSessionRequest(env=MANY), "env"),
+        (
+            "AuthorizeImports",
+            pb.AuthorizeImportsRequest(session_id="s1", authorized_imports=MANY),
+            "authorized_imports",
+        ),
         ("RegisterTools", register(TOOL(name="a b")), "tools[0].name"),
         ("RegisterTools", register(TOOL(name="t"), TOOL(name="t")), "tools"),
         ("RegisterTools", register(TOOL(name="t", parameters=["x", "x"])), "tools[0].parameters"),
@@ -160,6 +170,13 @@ async def test_a_field_of_a_wrong_form_is_named(edge: Edge, method: str, request
     assert found.message.startswith(field)
     assert not session.asked
     assert not session.executions["e1"].asked
+
+
+async def test_a_long_name_is_refused_before_it_is_normalized(edge: Edge) -> None:
+    """Normalizing takes time by the square of the length: this name held the daemon up for over a minute."""
+    await edge.session()
+    slow = "a" + "\u0300\u0327" * 100_000
+    assert await refused(edge.stub.SetVariables(set_variables(named(slow)), metadata=AUTH, timeout=20)) == INVALID
 
 
 @pytest.mark.parametrize("path", ["", "a\0b", "x" * 4097])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -99,6 +100,18 @@ def test_a_session_never_has_more_imports_than_its_guest_takes() -> None:
             spec = make_policy().authorize_imports(ALICE, spec, [f"m{batch}_{n}" for n in range(MAX_REQUESTED_IMPORTS)])
     with pytest.raises(InvalidRequest):
         make_policy().authorize_imports(ALICE, spec, ("not a module",))
+
+
+def test_imports_are_counted_before_they_are_read() -> None:
+    """A client that authorized 690,000 modules held the daemon up for seconds, in which it served nobody."""
+
+    class Unread(list[str]):
+        def __iter__(self) -> Iterator[str]:
+            raise AssertionError("read before it was counted")
+
+    spec = make_policy().decide(ALICE, RequestedSession())
+    with pytest.raises(InvalidRequest, match="more than 256 patterns"):
+        make_policy().authorize_imports(ALICE, spec, Unread(["m"] * (MAX_REQUESTED_IMPORTS + 1)))
 
 
 def test_every_violation_is_listed() -> None:

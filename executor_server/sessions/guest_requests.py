@@ -152,15 +152,15 @@ class GuestRequests:
             return ()  # a finder of the image killed or hung the interpreter; each import fails with its own reason
         return answered(found)
 
-    def restrict(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
+    def restrict(self, spec: SessionSpec, *, must_go: bool) -> Coroutine[Any, Any, None]:
         """Sends the rules of another spec now; they apply from the next execution.
 
-        The returned coroutine must be awaited: it waits for the guest's answer, after the running execution.
+        The returned coroutine must be awaited: it waits for the guest's answer, after the running execution. `must_go`
+        as for `asking`: a client with many open requests must not keep a new policy from the guest.
         """
         request: Request[None] = Request(nothing, self._session.hold_reading)
         asking = ExitStack()
-        # Not counted: a client with many open requests must not keep a new policy from the guest.
-        asking.enter_context(self.asking(request, lambda op: Restrict(op=op), _rules(spec), counts=False))
+        asking.enter_context(self.asking(request, lambda op: Restrict(op=op), _rules(spec), must_go=must_go))
 
         async def done() -> None:
             with asking:
@@ -223,8 +223,8 @@ class GuestRequests:
                     break
                 if may_be_tool:
                     held.append(chunk)
-                self._channel.send(BlobData(blob=blob_id), chunk)
                 await self._channel.drain()
+                self._channel.send(BlobData(blob=blob_id), chunk)
         finally:
             if received != size_bytes:
                 self._channel.send(BlobDrop(blob=blob_id))
@@ -288,11 +288,11 @@ class GuestRequests:
             left = size_bytes
             try:
                 async for chunk in data:
+                    await self._channel.drain()
                     if request.ended:
                         break
                     self._channel.send(FileData(op=op), chunk)
                     left -= len(chunk)
-                    await self._channel.drain()
                 return answered(await request.next())
             finally:
                 if left:
@@ -374,10 +374,23 @@ class GuestRequests:
         body: bytes = b"",
         *,
         counts: bool = True,
+        must_go: bool = False,
     ) -> Iterator[int]:
-        """Sends the message under a new number, and yields the number. Frames after the block are dropped."""
+        """Sends the message under a new number, and yields the number. Frames after the block are dropped.
+
+        Raises PreconditionFailed and ResourceExhausted. `counts`: as one of the open requests that a session may have.
+        `must_go`: is sent even if there are too many requests.
+        """
         self._session.require_alive()
-        if counts and len(self._open) >= _MAX_OPEN:
+        # A caller that leaves closes its request, but the channel keeps the frame until the guest has acknowledged it.
+        if self._channel.crowded and not must_go:
+            raise ResourceExhausted(
+                Reason.QUEUE_FULL,
+                "the sandbox has not taken the earlier requests of this session yet: read the files and variables that "
+                "were requested, and try again",
+                retry_after_s=1.0,
+            )
+        if counts and not must_go and len(self._open) >= _MAX_OPEN:
             raise ResourceExhausted(
                 Reason.QUEUE_FULL,
                 f"this session has {_MAX_OPEN} open requests, the most that it may have; wait for one to end",

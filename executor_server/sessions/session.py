@@ -228,20 +228,20 @@ class Session:
         await self._admission.imports(self.facts, imports)
         self.require_alive()
         # Decided again: the policy and the session's spec may have changed during admission.
-        held = asyncio.ensure_future(self.hold_to(decide(self.spec)))
+        held = asyncio.ensure_future(self.hold_to(decide(self.spec), must_go=False))
         self._tasks.add(held)
         held.add_done_callback(self._tasks.discard)
         # The guest has the rules by now. If the caller leaves, they must still reach the registry.
         await asyncio.shield(held)
 
-    def hold_to(self, spec: SessionSpec) -> Coroutine[Any, Any, None]:
+    def hold_to(self, spec: SessionSpec, *, must_go: bool = True) -> Coroutine[Any, Any, None]:
         """Applies another spec of the same sandbox from the next execution.
 
         The returned coroutine must be awaited; it raises the guest's refusal. Raises PreconditionFailed if the session
-        is lost.
+        is lost, and ResourceExhausted unless it `must_go` to the guest, as a new policy must.
         """
         # The guest handles frames in order, so later executions run under the new rules.
-        restricted = self.requests.restrict(spec)
+        restricted = self.requests.restrict(spec, must_go=must_go)
         if self.recorder is not None and spec.record != self.spec.record:
             self.recorder.hold_to(spec.record)
         self.spec, self.life.look_at_s = spec, 0.0

@@ -27,7 +27,8 @@ Attacks. The guest is hostile.
 - A frame that violates the protocol closes the channel for good (`violated`): later frames are not trusted.
 - Lengths are checked before allocation (frames.py). A gap in the numbers, and an acknowledgement of a frame that was
   never sent, are violations (sequenced.py).
-- A guest that acknowledges nothing can't make the daemon keep frames without bound: `drain` blocks the sender.
+- A guest that acknowledges nothing, and a client that stops the reading of acknowledgements, can't make the daemon keep
+  frames without bound: `drain` blocks the sender of data, and no request is sent while the channel is `crowded`.
 - Each token is shown once. A process that took the guest's place at the socket and read the token from HELLO can open
   no connection with it (tokens.py).
 
@@ -60,11 +61,13 @@ from executor_server.guest.wire.frames import (
 )
 from executor_server.guest.wire.messages import Ack, Hello, Ping, Pong, Ready
 from executor_server.guest.wire.schema import Message
-from executor_server.guest.wire.sequenced import Sequenced
+from executor_server.guest.wire.sequenced import KEPT_BYTES, Sequenced
 
 READY_TIME_S = 30.0
 """Seconds to wait for the guest's first frame; an interpreter starts in a tenth of that, even on a loaded host."""
 _WRITE_HIGH_BYTES = 4 * CHUNK_BYTES
+# Kept bytes above which no requests are sent. Twice the limit for data, so that an upload never blocks requests.
+_CROWDED_BYTES = 2 * KEPT_BYTES
 _HANG_UP_TIME_S = 5.0  # for written bytes to leave
 _DAEMON_ID = secrets.token_hex(16)  # lets a guest distinguish a daemon that reconnects from another one
 
@@ -257,6 +260,11 @@ class GuestChannel:
     def settled(self) -> bool:
         """True when the guest has acknowledged every frame."""
         return self._window.settled
+
+    @property
+    def crowded(self) -> bool:
+        """True while too many frames are unacknowledged for another request."""
+        return self._window.kept_bytes > _CROWDED_BYTES
 
     def close(self) -> None:
         """Ends the channel; `on_lost` is not called for it. Idempotent."""

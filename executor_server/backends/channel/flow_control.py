@@ -107,7 +107,8 @@ class WritingControl:
 
     async def drain(self) -> None:
         """Waits until there is room for another chunk, or the channel is closed."""
-        await self._room.wait()
+        while not self._room.is_set():  # a sender that was woken in the same moment may have taken the room
+            await self._room.wait()
 
     async def delivered(self, ping: Callable[[], None]) -> None:
         """Waits until the guest has taken every frame that was sent so far, or the channel is closed."""

@@ -32,6 +32,7 @@ class ExecutorServiceStub(object):
     A program that fails is an OK call with an Outcome. A refused call has one of the codes named at the RPC, with a
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
+    A request to a session whose sandbox has yet to take 16 MiB of earlier ones: RESOURCE_EXHAUSTED, reason QUEUE_FULL.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 
@@ -240,6 +241,7 @@ class ExecutorServiceServicer(object):
     A program that fails is an OK call with an Outcome. A refused call has one of the codes named at the RPC, with a
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
+    A request to a session whose sandbox has yet to take 16 MiB of earlier ones: RESOURCE_EXHAUSTED, reason QUEUE_FULL.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 
@@ -809,6 +811,7 @@ class ExecutorService(object):
     A program that fails is an OK call with an Outcome. A refused call has one of the codes named at the RPC, with a
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
+    A request to a session whose sandbox has yet to take 16 MiB of earlier ones: RESOURCE_EXHAUSTED, reason QUEUE_FULL.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 

@@ -454,6 +454,59 @@ async def test_a_reader_of_a_file_that_leaves_does_not_hold_the_session_up(bench
     assert (await result_of(execution)).outcome is Outcome.SUCCEEDED
 
 
+async def test_requests_that_the_guest_does_not_take_are_bounded(bench: Bench) -> None:
+    """A client that leaves frees its place among the open requests, but not the memory of its frame."""
+    bench.guest.freeze()
+    sent = 0
+
+    async def large_requests() -> None:
+        nonlocal sent
+        while True:
+            leaving = asyncio.create_task(bench.session.set_variables([("x", bytes(3_800_000))]))
+            await asyncio.wait({leaving}, timeout=0)
+            leaving.cancel()
+            await asyncio.wait({leaving})
+            if not leaving.cancelled():
+                leaving.result()
+            sent += 1
+            assert sent < 32
+
+    with pytest.raises(ResourceExhausted) as refused:
+        await large_requests()
+    assert (refused.value.reason, refused.value.retry_after_s) == (Reason.QUEUE_FULL, 1.0)
+    for other in (
+        bench.session.register_tools([SHIPPED]),
+        bench.session.authorize_imports(["math"], lambda spec: spec),
+        bench.session.manage_file("stat", "a"),
+    ):
+        with pytest.raises(ResourceExhausted):
+            await other
+    policy = asyncio.ensure_future(bench.session.hold_to(bench.session.spec))
+    bench.guest.thaw()
+    await policy
+    await bench.session.set_variables([("x", b"1")])
+    assert len(bench.guest.of_kind(Kind.RESTRICT)) == 1
+
+
+async def test_an_upload_that_waits_for_the_guest_does_not_block_requests(bench: Bench) -> None:
+    bench.guest.freeze()
+
+    async def endless() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x" * CHUNK_BYTES
+
+    uploads = [asyncio.create_task(bench.session.put_file("a", 2**29, endless())) for _ in range(31)]
+    await asking_for_a_while(bench)
+    setting = asyncio.create_task(bench.session.set_variables([("x", b"1")]))
+    await asking_for_a_while(bench)
+    assert not setting.done()
+    bench.guest.thaw()
+    await setting
+    for upload in uploads:
+        upload.cancel()
+    await asyncio.gather(*uploads, return_exceptions=True)
+
+
 # -- uploads
 
 

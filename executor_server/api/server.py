@@ -20,6 +20,7 @@ from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_api.v1 import executor_service_pb2 as service_pb
 from executor_api.v1 import executor_service_pb2_grpc as service_grpc
+from executor_server.api.answers import UnsentAnswers
 from executor_server.api.auth import Authentication, current_principal
 from executor_server.api.callers import ClientCallers
 from executor_server.api.calls import CallLimits, held_calls
@@ -133,7 +134,10 @@ class RpcServer:
             options=server_options(settings), maximum_concurrent_rpcs=settings.max_concurrent_calls
         )
         # The order matters: an unknown caller's call must not reach the handlers at all.
-        methods: Any = MethodTable(BY_THEMSELVES, (self._authentication.around, *wrappers, error_border(on_refusal)))
+        methods: Any = MethodTable(
+            BY_THEMSELVES,
+            (self._authentication.around, *wrappers, error_border(on_refusal), UnsentAnswers().around),
+        )
         service_grpc.add_ExecutorServiceServicer_to_server(service, methods)
         health_pb2_grpc.add_HealthServicer_to_server(self._health, methods)
         if admin is not None:

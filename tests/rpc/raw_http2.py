@@ -92,15 +92,16 @@ class RawConnection:
 
 
 @asynccontextmanager
-async def raw_connection(path: str) -> AsyncIterator[RawConnection]:
-    """Opens a connection to a Unix socket, and aborts it at the end."""
+async def raw_connection(path: str, *, reads: bool = True) -> AsyncIterator[RawConnection]:
+    """Opens a connection to a Unix socket, and aborts it at the end. Without `reads`, nothing is taken from it."""
     reader, writer = await asyncio.open_unix_connection(path)
     connection = RawConnection(reader, writer)
     await connection.start()
-    reading = asyncio.create_task(connection.read_forever())
+    reading = [asyncio.create_task(connection.read_forever())] if reads else []
     try:
         yield connection
     finally:
-        reading.cancel()
-        await asyncio.gather(reading, return_exceptions=True)
+        for task in reading:
+            task.cancel()
+        await asyncio.gather(*reading, return_exceptions=True)
         writer.transport.abort()

@@ -14,16 +14,17 @@ import pytest
 
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import executor_service_pb2_grpc as pb_grpc
-from executor_server.api import auth, calls
+from executor_server.api import answers, auth, calls
 from executor_server.policy.identity.token_file import TokenFile
 from executor_server.policy.identity.tokens import Tokens
 from executor_server.policy.profile import QuotasTable
 from executor_server.policy.quotas.quotas import Capacity, Quotas
-from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_server, settings
+from tests.rpc.edge import AUTH, TOKEN, FakeSessions, make_server, refusal, settings
 from tests.rpc.raw_http2 import EMPTY_MESSAGE, RawConnection, raw_connection, unfinished_message
 from tests.support.polling import eventually_async
 
 GET_POLICY = "/executor_api.v1.ExecutorService/GetPolicy"
+LIST_SESSIONS = "/executor_api.v1.ExecutorService/ListSessions"
 EXECUTE = "/executor_api.v1.ExecutorService/Execute"
 CHECK = "/grpc.health.v1.Health/Check"
 OK, INVALID_ARGUMENT, RESOURCE_EXHAUSTED = 0, 3, 8
@@ -44,6 +45,12 @@ class Daemon:
     path: str
     stub: Any
     hostile_token: str
+    sessions: FakeSessions
+
+    @property
+    def hostile(self) -> Any:
+        """The metadata of the hostile tenant's calls."""
+        return (("authorization", f"Bearer {self.hostile_token}"),)
 
     async def serves_others(self) -> None:
         await self.stub.GetPolicy(pb.GetPolicyRequest(), metadata=AUTH, timeout=120)
@@ -56,8 +63,9 @@ async def serving(directory: Path, *, places: int = 1024, **limits: int) -> Asyn
     _, secret = file.new(HOSTILE, "n")
     tables = {HOSTILE: QuotasTable.model_validate(limits)}
     quotas = Quotas(lambda tenant: tables.get(tenant, QuotasTable()), capacity=Capacity(places, 64, lambda: True))
+    sessions = FakeSessions()
     server = make_server(
-        FakeSessions(),
+        sessions,
         replace(settings(f"unix:{directory}/s"), max_concurrent_calls=places),
         tokens=Tokens(TOKEN, file),
         quotas=quotas,
@@ -65,7 +73,7 @@ async def serving(directory: Path, *, places: int = 1024, **limits: int) -> Asyn
     (address,) = await server.start()
     try:
         async with grpc.aio.insecure_channel(address) as channel:
-            yield Daemon(quotas, f"{directory}/s", pb_grpc.ExecutorServiceStub(channel), secret)
+            yield Daemon(quotas, f"{directory}/s", pb_grpc.ExecutorServiceStub(channel), secret, sessions)
     finally:
         await server.stop(0)
 
@@ -111,6 +119,32 @@ async def test_a_call_with_its_message_is_served(tmp_path: Path) -> None:
         call = await connection.begin(GET_POLICY, daemon.hostile_token, EMPTY_MESSAGE, ends=True)
         await call.ended.wait()
         assert call.status == OK
+
+
+async def test_large_answers_that_nobody_reads_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client that stopped reading filled the daemon's memory with its answers, one for each call."""
+    monkeypatch.setattr(answers, "MAX_UNSENT_BYTES", 2_000_000)
+    async with serving(tmp_path) as daemon:
+        for name, tenant in (("hostile", daemon.hostile), ("other", AUTH)):
+            await daemon.stub.CreateSession(pb.CreateSessionRequest(request_id=name), metadata=tenant)
+        for session in daemon.sessions.sessions.values():
+            session.spec = replace(session.spec, authorized_imports=tuple(f"{n:0500}" for n in range(1000)))
+
+        async with raw_connection(daemon.path, reads=False) as unread:
+            for _ in range(8):
+                await unread.begin(LIST_SESSIONS, daemon.hostile_token, EMPTY_MESSAGE, ends=True)
+            assert await eventually_async(lambda: daemon.quotas.use_of(HOSTILE).calls >= 3)
+            found = await refusal(daemon.stub.ListSessions(pb.ListSessionsRequest(), metadata=daemon.hostile))
+            assert (found.code, found.reason, found.retry_delay_s) == (
+                grpc.StatusCode.RESOURCE_EXHAUSTED,
+                "QUEUE_FULL",
+                1.0,
+            )
+            assert await eventually_async(lambda: daemon.quotas.use_of(HOSTILE).calls == 3)
+            await daemon.stub.GetPolicy(pb.GetPolicyRequest(), metadata=daemon.hostile)
+            await daemon.stub.ListSessions(pb.ListSessionsRequest(), metadata=AUTH)
+        assert await eventually_async(lambda: daemon.quotas.use_of(HOSTILE).calls == 0)
+        await daemon.stub.ListSessions(pb.ListSessionsRequest(), metadata=daemon.hostile)
 
 
 async def test_strangers_probes_do_not_use_up_the_calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,7 +32,8 @@ class ExecutorServiceStub(object):
     A program that fails is an OK call with an Outcome. A refused call has one of the codes named at the RPC, with a
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
-    A request to a session whose sandbox has yet to take 16 MiB of earlier ones: RESOURCE_EXHAUSTED, reason QUEUE_FULL.
+    RESOURCE_EXHAUSTED, reason QUEUE_FULL: the session's sandbox has yet to take 16 MiB of earlier requests, or the
+    answer is above 64 KiB, and the tenant's unread ones have 64 MiB; the call was carried out then.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 
@@ -241,7 +242,8 @@ class ExecutorServiceServicer(object):
     A program that fails is an OK call with an Outcome. A refused call has one of the codes named at the RPC, with a
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
-    A request to a session whose sandbox has yet to take 16 MiB of earlier ones: RESOURCE_EXHAUSTED, reason QUEUE_FULL.
+    RESOURCE_EXHAUSTED, reason QUEUE_FULL: the session's sandbox has yet to take 16 MiB of earlier requests, or the
+    answer is above 64 KiB, and the tenant's unread ones have 64 MiB; the call was carried out then.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 
@@ -811,7 +813,8 @@ class ExecutorService(object):
     A program that fails is an OK call with an Outcome. A refused call has one of the codes named at the RPC, with a
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
-    A request to a session whose sandbox has yet to take 16 MiB of earlier ones: RESOURCE_EXHAUSTED, reason QUEUE_FULL.
+    RESOURCE_EXHAUSTED, reason QUEUE_FULL: the session's sandbox has yet to take 16 MiB of earlier requests, or the
+    answer is above 64 KiB, and the tenant's unread ones have 64 MiB; the call was carried out then.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 

@@ -102,10 +102,11 @@ class EventLog(Generic[E]):
 
     # -- reading -------------------------------------------------------------------------------------------------
 
-    async def events(self, after: int = 0) -> AsyncGenerator[E]:
+    async def events(self, after: int = 0, gap: E | None = None) -> AsyncGenerator[E]:
         """Yields the events after a number, up to the terminal one. Raises OutOfRange if they are not kept.
 
-        A reader has taken an event when it asks for the next one.
+        A reader has taken an event when it asks for the next one. `gap` comes first, and stands for dropped events:
+        while it is sent, the reader counts, so the events after it are kept.
         """
         self._require_held(after)
         lacking = self.last_number - after
@@ -113,6 +114,8 @@ class EventLog(Generic[E]):
         self._readers.add(reader)
         self.trim()  # the journal may be full of events that this reader has
         try:
+            if gap is not None:
+                yield gap
             while not (self.done and reader.position == self.last_number):
                 if reader.position == self.last_number:
                     reader.wakeup = asyncio.get_running_loop().create_future()

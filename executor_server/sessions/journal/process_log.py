@@ -244,13 +244,13 @@ class ProcessLog(EventLog[ProcessEvent]):
         """
         if after > self.last_number:
             raise OutOfRange(Reason.EVENT_OUT_OF_RANGE, f"the last event of this process is {self.last_number}")
-        first = self.first_number
+        first, gap = self.first_number, None
         if after + 1 < first:
             missing_bytes = self._dropped_bytes - (min(self.read_bytes, self._dropped_bytes) if after else 0)
             after = first - 1
-            yield ProcessEvent(after, ProcessOutputCut(missing_bytes))
-        async for event in self.events(after):
-            if event.number > self._read_number:
+            gap = ProcessEvent(after, ProcessOutputCut(missing_bytes))
+        async for event in self.events(after, gap):
+            if event is not gap and event.number > self._read_number:
                 self._read_number = event.number
                 self.read_bytes += _output_of(event.kind)
             yield event

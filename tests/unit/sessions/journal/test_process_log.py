@@ -109,6 +109,19 @@ async def test_the_oldest_events_go_for_newer_ones_when_no_client_has_read_for_l
     assert rest[-1].kind == ENDED
 
 
+async def test_output_that_comes_while_the_gap_is_sent_takes_no_event_from_its_reader(granted: Granted) -> None:
+    """The reader counted only after the gap: a server that printed meanwhile ended each attachment with OutOfRange."""
+    granted.clock.now_s += UNREAD_TIME_S
+    for _ in range(2):
+        granted.fill()
+    async with following(granted.log) as events:
+        gap = await anext(events)
+        assert isinstance(gap.kind, ProcessOutputCut)
+        granted.clock.now_s += UNREAD_TIME_S
+        granted.fill()
+        assert (await anext(events)).number == gap.number + 1
+
+
 async def test_a_client_that_comes_back_in_time_keeps_what_it_lacks(granted: Granted) -> None:
     async with following(granted.log) as events:
         await anext(events)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import resource
+import shutil
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -272,3 +273,44 @@ def test_the_next_daemon_goes_on_with_it_and_removes_old_ones(tmp_path: Path) ->
                     assert [each.outcome.value for each in ended if each is not None] == ["succeeded"] * 3
                     assert ended[1] is not None and ended[1].stdout == "begun\n"
                     assert recording.manifest.unknown == {"what happened while the daemon was restarted": 1}
+
+
+def test_one_that_a_killed_daemon_had_not_begun_is_begun_by_the_next_one(tmp_path: Path) -> None:
+    """The registry has a session before its recording has a file: then it was not recorded, and nothing said so."""
+    require("local")
+
+    def remove_entries(recording: Path) -> None:
+        (recording / "entries").unlink()
+
+    def leave_directory(recording: Path) -> None:
+        shutil.rmtree(recording)
+        recording.mkdir(mode=0o700)
+
+    def damage_description(recording: Path) -> None:
+        (recording / "about.json").write_bytes(b"")
+
+    with tempfile.TemporaryDirectory(prefix=DAEMON_PREFIX) as name:
+        directory = Path(name)
+        (directory / "policy.toml").write_text(POLICY)
+        (directory / "config.toml").write_text(f'policy.file = "{directory}/policy.toml"\n')
+        options = ("--config", str(directory / "config.toml"))
+        with running_daemon(directory, *options) as daemon, daemon.client() as client:
+            leave: list[Callable[[Path], None]]
+            leave = [shutil.rmtree, leave_directory, remove_entries, damage_description]
+            sessions = [client.create_session(detached=True) for _ in leave]
+            for session in sessions:
+                fetched(client, session, tmp_path).unlink()  # so that all of it is on the disk
+            daemon.kill()
+            for leave_it, session in zip(leave, sessions, strict=True):
+                leave_it(daemon.state_dir / "recordings" / session.session_id)
+            with running_daemon(directory, *options) as second, second.client() as again:
+                for leave_it, session in zip(leave, sessions, strict=True):
+                    assert again.get_session(session.session_id).execute("4").output == 4
+                    again.get_session(session.session_id).close()
+                    with Recording(fetched(again, session, tmp_path)) as recording:
+                        assert next(recording.entries()).kind == "session"
+                        (step,) = recording.steps()
+                        assert step.request.code == "4"
+                        when = "while" if leave_it is damage_description else "before"
+                        assert recording.manifest.unknown == {f"what happened {when} the daemon was restarted": 1}
+                assert second.log.read_text().count("recording_begun_late") == 3

@@ -132,17 +132,22 @@ class RecordingFiles:
         self.write_about(about)
         self._fd = _open(self._directory / _ENTRIES, os.O_CREAT | os.O_EXCL)
 
-    def reopen(self) -> Iterator[tuple[int, bytes]]:
-        """Yields the records of an earlier daemon, and then goes on after the last whole one."""
+    def reopen(self, about: About) -> Iterator[tuple[int, bytes]]:
+        """Yields the records of an earlier daemon, and then goes on after the last whole one.
+
+        That daemon may have been killed at any step of `create`; the steps that it lacks are done here.
+        """
         shutil.rmtree(self._directory / _INCOMING, ignore_errors=True)
-        (self._directory / _INCOMING).mkdir(mode=0o700)
+        for path in (self._directory, self._directory / _BLOBS, self._directory / _INCOMING):
+            path.mkdir(mode=0o700, exist_ok=True)
+        self.write_about(about)
+        self._fd = _open(self._directory / _ENTRIES, os.O_CREAT)
         for blob in os.scandir(self._directory / _BLOBS):
             self._blobs.add(blob.name)
             self._blobs_bytes += blob.stat(follow_symlinks=False).st_size
         for end, checksum, kind, body in _records(self._directory):
             self._entries_bytes, self._checksum = end, checksum
             yield kind, body
-        self._fd = _open(self._directory / _ENTRIES, os.O_CREAT)
         os.ftruncate(self._fd, self._entries_bytes)
 
     def write_about(self, about: About) -> None:

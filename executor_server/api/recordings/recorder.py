@@ -90,12 +90,9 @@ class Recorder:
 
     # -- for the thread's owner ----------------------------------------------------------------------------------
 
-    def start(self, head: dict[str, Any] | None) -> None:
-        """Makes the files, or goes on with those of an earlier daemon if there is no head."""
-        if head is None:
-            self.put(0, RecordingWriter.reopen)
-        else:
-            self.put(0, RecordingWriter.create, head)
+    def start(self, head: dict[str, Any], *, is_recovered: bool) -> None:
+        """Makes the files, or goes on with those of an earlier daemon."""
+        self.put(0, RecordingWriter.reopen if is_recovered else RecordingWriter.create, head)
 
     def cut(self, why: str, failure: str) -> None:
         """Ends the recording before the session."""

@@ -110,8 +110,9 @@ class Recordings(Recorders):
     def recorder_of(self, session: Session, *, is_recovered: bool = False) -> Recorder | None:
         rules = session.spec.record
         about = self._ended.pop(session.session_id, None) if is_recovered else None
+        is_known = about is not None
         if about is None:
-            if rules.mode == "none" or is_recovered:
+            if rules.mode == "none":
                 return None
             about = About(
                 session_id=session.session_id,
@@ -123,10 +124,12 @@ class Recordings(Recorders):
                 create_time_s=time.time(),
             )
             self._stats.begun[rules.mode] += 1
+            if is_recovered:  # the earlier daemon was killed before its first write, or the description is damaged
+                _log.warning("recording_begun_late", session_id=session.session_id, tenant=session.owner.tenant)
         writer = RecordingWriter(RecordingFiles(self._directory / session.session_id), about, rules)
         recorder = self._recorders[session.session_id] = Recorder(writer, self)
-        recorder.start(None if is_recovered else _head(session))
-        if session.spec.network.any and not is_recovered:
+        recorder.start(_head(session), is_recovered=is_recovered)
+        if session.spec.network.any and not is_known:
             recorder.unseen("what hosts of the network answered")
         self._sweep_from_now_on()
         return recorder

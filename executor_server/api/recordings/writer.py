@@ -88,14 +88,19 @@ class RecordingWriter:
         self._files.create(self.about)
         self._add(time_s, "session", head)
 
-    def reopen(self, time_s: float) -> None:
-        """Goes on with the recording of an earlier daemon."""
-        for kind, body in self._files.reopen():
+    def reopen(self, time_s: float, head: Mapping[str, Any]) -> None:
+        """Goes on with the recording of an earlier daemon; begins it if that daemon was killed before it did."""
+        is_begun = False
+        for kind, body in self._files.reopen(replace(self.about, size_bytes=0)):
             if kind == ENTRY:
+                is_begun = True
                 self._recall(service_pb.RecordedEntry.FromString(body))
             elif kind == ENDED:
                 self.ended = body.decode("utf-8", "replace")
-        self.note("what happened while the daemon was restarted", unknown=True)
+        if not is_begun:
+            self._add(time_s, "session", head)
+        when = "while" if is_begun else "before"
+        self.note(f"what happened {when} the daemon was restarted", unknown=True)
 
     def _recall(self, entry: service_pb.RecordedEntry) -> None:
         if entry.kind == "execute":

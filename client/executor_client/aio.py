@@ -293,7 +293,7 @@ class AsyncExecutorClient(ShortRepr):
         from executor_client._core.fetched_recording import FetchedRecording
 
         with FetchedRecording(local_path) as recording:
-            request = pb.GetRecordingRequest(session_id=session_id)
+            request = requests.made(pb.GetRecordingRequest, session_id=session_id)
             async with aclosing(self._transport.read(request, RECORDING_TIME_S)) as parts:
                 async for part in parts:
                     await on_disk(recording.take, part)

@@ -204,7 +204,9 @@ class AsyncSessionFiles(ShortRepr):
         `recursive` includes the directories below. With an absolute path, changes have absolute paths without links.
         Raises NotFoundError, and ResourceExhaustedError for too many watches or directories.
         """
-        request = pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)
+        request = requests.made(
+            pb.WatchFilesRequest, session_id=self._session.session_id, path=path, recursive=recursive
+        )
         made = AsyncFileWatch(self._session, request)
         await made._begin()  # not in the constructor: it does I/O
         return made

@@ -292,7 +292,7 @@ class ExecutorClient(ShortRepr):
         from executor_client._core.fetched_recording import FetchedRecording
 
         with FetchedRecording(local_path) as recording:
-            request = pb.GetRecordingRequest(session_id=session_id)
+            request = requests.made(pb.GetRecordingRequest, session_id=session_id)
             with closing(self._transport.read(request, RECORDING_TIME_S)) as parts:
                 for part in parts:
                     on_disk(recording.take, part)

@@ -205,7 +205,9 @@ class SessionFiles(ShortRepr):
         `recursive` includes the directories below. With an absolute path, changes have absolute paths without links.
         Raises NotFoundError, and ResourceExhaustedError for too many watches or directories.
         """
-        request = pb.WatchFilesRequest(session_id=self._session.session_id, path=path, recursive=recursive)
+        request = requests.made(
+            pb.WatchFilesRequest, session_id=self._session.session_id, path=path, recursive=recursive
+        )
         made = FileWatch(self._session, request)
         made._begin()  # not in the constructor: it does I/O
         return made

@@ -99,13 +99,18 @@ class AdminClient:
 
 @contextmanager
 def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
-    """Opens a channel to the endpoint. Raises AdminError when its address or its files can't be used."""
+    """Opens a channel to the endpoint. Raises AdminError when its address, token or files can't be used.
+
+    The block raises it, too, for a request with text that can't be sent.
+    """
     options = [
         ("grpc.max_receive_message_length", MAX_RESPONSE_BYTES),
         # A proxy named in the environment is not for the path between the command and the daemon.
         ("grpc.enable_http_proxy", 0),
     ]
     target = _target(endpoint)
+    if endpoint.token is not None and not _can_be_sent(endpoint.token):
+        raise AdminError("The token has characters that can't be sent; use printable ASCII without spaces.")
     if endpoint.tls:
         credentials = grpc.ssl_channel_credentials(
             root_certificates=_pem(endpoint.ca), private_key=_pem(endpoint.key), certificate_chain=_pem(endpoint.cert)
@@ -114,7 +119,14 @@ def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
     else:
         channel = grpc.insecure_channel(target, options)
     with channel:
-        yield AdminClient(channel, endpoint.token)
+        try:
+            yield AdminClient(channel, endpoint.token)
+        except UnicodeEncodeError as error:
+            raise AdminError(f"{error.object!r} is not UTF-8 text, so it can't be sent.") from error
+
+
+def _can_be_sent(token: str) -> bool:
+    return token.isascii() and token.isprintable() and " " not in token
 
 
 def is_own(address: str) -> bool:

@@ -149,7 +149,12 @@ def unix_address(path: Path) -> UnixAddress:
     """Raises AddressError when no socket can be bound at that path."""
     if not path.is_absolute() or ".." in path.parts:
         raise AddressError(f"'unix:{path}' needs an absolute path.")
-    if len(str(path).encode()) > MAX_SOCKET_PATH_BYTES:
+    try:
+        size_bytes = len(str(path).encode())
+    except UnicodeEncodeError:
+        text = f"The path of the Unix socket {path} is not UTF-8 text; choose another one with --listen or --state-dir."
+        raise AddressError(text) from None
+    if size_bytes > MAX_SOCKET_PATH_BYTES:
         raise AddressError(
             f"The path of the Unix socket {path} is longer than {MAX_SOCKET_PATH_BYTES} bytes, which the system can't "
             "bind; choose a shorter one with --listen or --state-dir."

@@ -460,8 +460,12 @@ def test_a_daemon_that_is_not_there_is_a_sentence(tmp_path: Path) -> None:
         (["--address", "unix:/x", "--tls"], 1, "A Unix socket has no TLS"),
         (["--tls-ca", "/no/such/file", "--address", "127.0.0.1:1"], 1, "can't be read: No such file"),
         (["--tls-cert", "/x"], 2, "must be given together"),
+        (["--address", "127.0.0.1:1", "--token", "crlf\r\n"], 1, "The token has characters that can't be sent"),
+        (["--address", "127.0.0.1:1", "--token", "é"], 1, "The token has characters that can't be sent"),
+        (["--address", "unix:/x\udcff"], 1, "is not an address"),
+        (["--address", "127.0.0.1:1", "--tenant", "x\udcff"], 1, "is not UTF-8 text, so it can't be sent"),
     ],
-    ids=lambda value: str(value)[:40],
+    ids=lambda value: ascii(value)[:40],
 )
 def test_what_can_not_be_an_endpoint_is_a_sentence(arguments: list[str], exit_code: int, printed: str) -> None:
     failed = invoke(*arguments, EXECUTOR_TOKEN=TOKEN)

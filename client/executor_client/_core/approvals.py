@@ -12,6 +12,7 @@ from executor_client._core.limits import (
     APPROVAL_WAIT_MAX_S,
     APPROVALS_MAX,
 )
+from executor_client._core.requests import made
 from executor_client.approvals import DECISIONS, Approval, ApprovalKind
 from executor_client.errors import InvalidRequest
 
@@ -48,11 +49,11 @@ class WaitingApprovals:
 
 
 def decision(approval_id: str, chosen: object) -> admin_pb.DecideApprovalRequest:
-    """Raises InvalidRequest for an unknown decision."""
+    """Raises InvalidRequest for an unknown decision, and for an id that can't be sent."""
     if not isinstance(chosen, str) or chosen not in _DECISIONS:
         allowed = ", ".join(map(repr, DECISIONS))
         raise InvalidRequest(f"{chosen!r} is not a decision on an approval; use one of {allowed}")
-    return admin_pb.DecideApprovalRequest(approval_id=approval_id, decision=_DECISIONS[chosen])
+    return made(admin_pb.DecideApprovalRequest, approval_id=approval_id, decision=_DECISIONS[chosen])
 
 
 def _from_wire(wire: admin_pb.Approval) -> Approval:

@@ -145,7 +145,8 @@ def execute(
     if code_bytes > CODE_BYTES_MAX:
         # The daemon would refuse it too, or could not even receive it.
         raise InvalidRequest(f"the code has {code_bytes} bytes; the limit is {CODE_BYTES_MAX}")
-    return pb.ExecuteRequest(
+    return made(
+        pb.ExecuteRequest,
         session_id=session_id,
         execution_id=os.urandom(16).hex() if execution_id is None else execution_id,
         code=code,

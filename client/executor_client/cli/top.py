@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import types_pb2 as pb
 from executor_client._core.limits import WATCH_AGAIN_S
+from executor_client._core.requests import made
 from executor_client._core.session_base import short_id
 from executor_client._core.session_table import SessionTable
 from executor_client._core.terminal import aligned
@@ -69,7 +70,7 @@ class _Watch:
     """The sessions that a thread keeps up to date."""
 
     def __init__(self, client: ExecutorClient, tenant: str) -> None:
-        self._client, self._request = client, admin_pb.WatchSessionsRequest(tenant=tenant)
+        self._client, self._request = client, made(admin_pb.WatchSessionsRequest, tenant=tenant)
         self._lock = threading.Lock()
         self._table = SessionTable()
         self._is_complete = threading.Event()

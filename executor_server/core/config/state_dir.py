@@ -87,7 +87,10 @@ def claim(root: Path) -> Iterator[StateDir]:
     """Creates the directory if need be, and holds its lock. Raises StateDirError."""
     state_dir = StateDir(root)
     _make_private(root)
-    lock_fd = os.open(state_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        lock_fd = os.open(state_dir.lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        raise _not_locked(root, error) from error
     try:
         # The kernel drops the lock with the last descriptor, so a killed daemon never leaves a stale one behind. The
         # file itself stays: removing it would let two daemons hold locks on two files of one name.
@@ -150,7 +153,14 @@ def _lock(lock_fd: int, root: Path) -> None:
                 f"Another executor-server is running with the state directory {root}; stop it, or choose another "
                 "directory with --state-dir."
             ) from error
-        raise
+        raise _not_locked(root, error) from error
+
+
+def _not_locked(root: Path, error: OSError) -> StateDirError:
+    return StateDirError(
+        f"The lock of the state directory {root} can't be taken: {error.strerror}; choose another directory with "
+        "--state-dir."
+    )
 
 
 def read_token(

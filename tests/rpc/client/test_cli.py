@@ -86,6 +86,26 @@ def test_refusal_is_exit_code_2_in_one_line(daemon: FakeDaemon, file: str, capsy
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["top", "--tenant", "x\udcff"],
+        ["approvals", "approve", "x\udcff"],
+        ["run", "--image", "x\udcff", "-c", "1"],
+        ["run", "-c", "'x\udcff'"],
+        ["record", "get", "x\udcff"],
+    ],
+    ids=lambda arguments: str(arguments[0]),
+)
+def test_an_argument_that_is_not_utf_8_is_refused_in_one_line(
+    daemon: FakeDaemon, capsys: Captured, arguments: list[str]
+) -> None:
+    """Python reads such bytes as halves of surrogate pairs, which no message can hold: it was a traceback."""
+    assert cli.main(arguments) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("executor: ")
+
+
 def test_each_violation_stands_on_its_line(daemon: FakeDaemon, file: str, capsys: Captured) -> None:
     names = ("memory_bytes", "operations")
     listed = types.Violations(

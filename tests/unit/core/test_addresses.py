@@ -30,6 +30,12 @@ def test_an_address_reads_back_as_it_was_written(text: str, address: object) -> 
     assert str(parse(text)) == text
 
 
+def test_a_socket_whose_path_is_not_utf_8_is_refused() -> None:
+    """gRPC takes no other, and the daemon ended with a traceback."""
+    with pytest.raises(AddressError, match="is not UTF-8 text"):
+        parse("unix:/run/x\udcff")
+
+
 @pytest.mark.parametrize(
     "text",
     [

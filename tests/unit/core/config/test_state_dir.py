@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -77,6 +78,12 @@ def test_a_token_is_not_read_through_a_link(tmp_path: Path) -> None:
         state_dir.token_path.symlink_to(tmp_path / "other")
         with pytest.raises(StateDirError, match="can't be read"):
             read_or_make_token(state_dir)
+
+
+def test_a_directory_in_which_no_lock_can_be_made_is_told_in_a_sentence() -> None:
+    """As on a read-only mount: the daemon ended with a traceback."""
+    with pytest.raises(StateDirError, match=r"lock of the state directory .* can't be taken"):
+        claim(Path(f"/proc/{os.getpid()}")).__enter__()
 
 
 def test_a_directory_in_the_place_of_the_token_is_told_in_a_sentence(tmp_path: Path) -> None:

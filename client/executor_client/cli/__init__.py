@@ -28,16 +28,41 @@ def main(arguments: Sequence[str] | None = None) -> int:
     program exits with its own code, that code is returned.
     """
     try:
-        from executor_client.cli.arguments import make_parser
-
-        parser = make_parser()
-        options = parser.parse_args(arguments)
-        if options.command is None:
-            parser.print_help()
-            return EXIT_REFUSED
-        return _run(options)
+        try:
+            return _parse_and_run(arguments)
+        finally:
+            # At exit it could only fail with a traceback: `--help` is still in the buffer.
+            if sys.stdout is not None:
+                sys.stdout.flush()
     except KeyboardInterrupt:  # while modules were imported: nothing has begun
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output is gone (`| head`)
+        _discard_output()
+        return EXIT_FAILED
+    except OSError as error:
+        from executor_client.cli.console import disk_advice
+
+        if not (advice := disk_advice(error)):
+            raise
+        _discard_output()
+        print(f"executor: {error.filename or 'the output'} can't be written: {error.strerror}{advice}", file=sys.stderr)
+        return EXIT_REFUSED
+
+
+def _parse_and_run(arguments: Sequence[str] | None) -> int:
+    from executor_client.cli.arguments import make_parser
+
+    parser = make_parser()
+    options = parser.parse_args(arguments)
+    if options.command is None:
+        parser.print_help()
+        return EXIT_REFUSED
+    return _run(options)
+
+
+def _discard_output() -> None:
+    """Lets Python's flush at exit succeed, after a write that failed."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -52,10 +77,6 @@ def _run(options: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         console.fail("interrupted")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output is gone (`| head`). Python's flush at exit must not write to the broken pipe again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return EXIT_FAILED
     except ExecutorClientError as error:
         console.fail(error.message)
         return EXIT_REFUSED

@@ -1,12 +1,16 @@
 """`executor-server`: serve, check-host, print-config, and the groups of commands in the modules of this package.
 
 Problems are reported in sentences on stderr. Exit codes: 0 done; 1 the host lacks something (check-host, serve);
-2 wrong usage; 3 wrong configuration or policy; 4 the state directory, a file of it or an address can't be used; 5 an
-audit log that is not whole (audit verify); 130 interrupted. `policy diff` and `policy explain` have codes of their own.
+2 wrong usage; 3 wrong configuration or policy; 4 the state directory, a file of it or an address can't be used, or the
+disk of the output is full; 5 an audit log that is not whole (audit verify); 130 interrupted. `policy diff` and `policy
+explain` have codes of their own.
 """
 
 from __future__ import annotations
 
+import errno
+import os
+import sys
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -80,6 +84,18 @@ class _Main(click.Group):
             command = getattr(import_module(f"executor_server.daemon.cli.{name}"), str(name))
             assert isinstance(command, click.Group), name
         return name, command, rest
+
+    def main(self, *args: Any, **more: Any) -> Any:
+        """Ends with a sentence if the disk of stdout is full. click would print a traceback."""
+        try:
+            return super().main(*args, **more)
+        except OSError as error:
+            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                raise
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
+            where = error.filename or "The output"
+            text = f"{where} can't be written: {error.strerror}; free some space there, or choose another place."
+            fail(EXIT_PLACE, text)
 
     def invoke(self, ctx: click.Context) -> Any:
         """Ends quietly on Ctrl-C, also during imports. click would print "Aborted!" and exit with 1."""

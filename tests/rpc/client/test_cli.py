@@ -86,6 +86,17 @@ def test_refusal_is_exit_code_2_in_one_line(daemon: FakeDaemon, file: str, capsy
     assert "cannot be read" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("arguments", [["run", "FILE"], ["ps", "--json"], ["--version"], ["run", "--help"]])
+def test_a_full_disk_for_the_output_is_a_line_and_exit_code_2(
+    daemon: FakeDaemon, file: str, capsys: Captured, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    daemon.journal = [log("text\n"), result()]
+    with Path("/dev/full").open("w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert cli.main([each.replace("FILE", file) for each in arguments]) == 2
+    assert "executor: the output can't be written: No space left on device; free" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -52,6 +52,17 @@ def test_print_config_shows_what_is_in_effect(tmp_path: Path, monkeypatch: pytes
     assert shown["server"]["state_dir"] == str(tmp_path)
 
 
+@pytest.mark.parametrize("arguments", [["print-config"], ["--version"], ["token", "--help"]])
+def test_a_full_disk_for_the_output_is_a_sentence(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str]
+) -> None:
+    with Path("/dev/full").open("w") as full, pytest.raises(SystemExit, match=str(EXIT_PLACE)):
+        monkeypatch.setattr(sys, "stdout", full)
+        main(arguments)
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("The output can't be written: No space left on device; free some space")
+
+
 def test_a_wrong_configuration_is_told_problem_by_problem(tmp_path: Path) -> None:
     config = tmp_path / "c.toml"
     config.write_text('[pool]\nsize = "x"\nsise = 1\n')

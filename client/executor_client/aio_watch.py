@@ -48,7 +48,7 @@ class AsyncFileWatch(ShortRepr):
 
     async def _next(self, stream: AsyncEventStream) -> Any:
         """Returns the next message; None after the last."""
-        async with self._session._transport.channel.calling():
+        async with self._session._transport.channel.calling(of_stream=True):
             async for message in stream:
                 self._session._transport.answered = True
                 return message

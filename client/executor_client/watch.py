@@ -49,7 +49,7 @@ class FileWatch(ShortRepr):
 
     def _next(self, stream: EventStream) -> Any:
         """Returns the next message; None after the last."""
-        with self._session._transport.channel.calling():
+        with self._session._transport.channel.calling(of_stream=True):
             for message in stream:
                 self._session._transport.answered = True
                 return message

@@ -86,9 +86,9 @@ class AsyncChannel(ChannelBase):
             await self._channel.close(None)
             _open_channels.discard(self)
 
-    def calling(self) -> AsyncCalling:
+    def calling(self, *, of_stream: bool = False) -> AsyncCalling:
         """Translates errors as `translating` does, around what is awaited."""
-        return AsyncCalling(self)
+        return AsyncCalling(self, of_stream=of_stream)
 
     def uploading(self) -> AbstractContextManager[None]:
         return _lost_answers_as_unavailable()
@@ -100,9 +100,9 @@ class AsyncCalling:
     At the end of a loop, asyncio closes all generators in any order, so this one could be closed before its users.
     """
 
-    def __init__(self, channel: AsyncChannel) -> None:
+    def __init__(self, channel: AsyncChannel, *, of_stream: bool) -> None:
         self._channel = channel
-        self._translating = channel.translating()
+        self._translating = channel.translating(of_stream=of_stream)
 
     async def __aenter__(self) -> None:
         self._translating.__enter__()

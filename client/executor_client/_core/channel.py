@@ -75,17 +75,23 @@ class ChannelBase(ABC):
             return self.method(request)(request, timeout=timeout_s, metadata=(*self.endpoint.metadata, *trace))
 
     @contextmanager
-    def translating(self) -> Iterator[None]:
+    def translating(self, *, of_stream: bool = False) -> Iterator[None]:
         """Translates gRPC's errors around a use of the channel, including those of a channel that we closed.
 
-        gRPC's error stays as the `__context__`.
+        `of_stream`: a stream of answers is read, so any end that gRPC made is a lost connection, whatever its code: a
+        proxy resets streams with INTERNAL. gRPC's error stays as the `__context__`.
         """
         if self.is_closed():
             raise closed()
         try:
             yield
         except grpc.RpcError as error:
-            raise (closed() if self.is_closed() else self._translated(error)) from None
+            if self.is_closed():
+                raise closed() from None
+            translated = self._translated(error)
+            if of_stream and not isinstance(translated, UnavailableError) and status.breaks_stream(error):
+                raise UnavailableError(f"the stream broke off: {translated.message}") from None
+            raise translated from None
         except (ValueError, grpc.aio.UsageError):
             if self.is_closed():
                 raise closed() from None

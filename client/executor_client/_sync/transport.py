@@ -58,7 +58,7 @@ class Transport(TransportBase):
         A watch has the timeout `math.inf`: none. The channel's keepalive detects a dead connection.
         """
         timeout = None if timeout_s == math.inf else timeout_s or self.timeouts.call_s
-        with self.channel.calling():
+        with self.channel.calling(of_stream=True):
             metadata = self.channel.metadata()
             stream = self.channel.method(request)(request, timeout=timeout, metadata=metadata)
             try:

@@ -40,7 +40,7 @@ class Transport:
         self.channel = SimpleNamespace(calling=self._calling, events=self._events)
         self.answered = False
 
-    def _calling(self) -> AbstractContextManager[None]:
+    def _calling(self, *, of_stream: bool) -> AbstractContextManager[None]:
         return nullcontext()
 
     def _events(self, *_: object) -> Stream:

@@ -12,7 +12,7 @@ from pydantic_core import InitErrorDetails
 
 from executor_server.core import NetworkRules, secret_names
 from executor_server.core.config import Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
-from executor_server.guest.egress.host_rules import FRAMING_HEADERS
+from executor_server.guest.egress.host_rules import FRAMING_HEADERS, METHODS_WITHOUT_SECRETS
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of, reaches, undenied
 
 MAX_HOSTS = 256
@@ -37,7 +37,7 @@ def host_of(text: str) -> str:
 
 
 def _is_method(text: str) -> bool:
-    return _METHOD.fullmatch(text) is not None and text != "CONNECT"
+    return _METHOD.fullmatch(text) is not None and text not in METHODS_WITHOUT_SECRETS
 
 
 def _header_of(text: str) -> str:
@@ -77,7 +77,7 @@ def _path_of(text: str) -> str:
 _HOST_FORM = ReadForm(
     'a host by name ("api.example.com", "*.example.com"), with a port where it is not 443 or 80', host_of
 )
-_METHOD_FORM = Form('a method in capitals, such as "GET"', _is_method)
+_METHOD_FORM = Form('a method in capitals, such as "GET", and not TRACE, TRACK or CONNECT', _is_method)
 _HEADER_FORM = ReadForm('the name of a header that requests may have, such as "Authorization"', _header_of)
 _VALUE_FORM = ReadForm('text with the name of a secret of `egress.secrets`: "Bearer ${github-bot}"', _value_of)
 _PATH_FORM = ReadForm('a path, such as "/status", which may end in "/*" for all below it', _path_of)
@@ -97,7 +97,7 @@ class NetworkSecretTable(Section):
     host: Annotated[str, AfterValidator(_HOST_FORM)]
     """The host, which `default`, `allowed` or `ask` must cover. Without a port, each port that they cover except 80."""
     methods: Methods = ()
-    """Methods of the requests. Empty: all."""
+    """Methods of the requests. Empty: all but TRACE, TRACK and CONNECT, which never get the header."""
     paths: Paths = ()
     """Paths of the requests. Empty: all."""
     header: Annotated[str, AfterValidator(_HEADER_FORM)]

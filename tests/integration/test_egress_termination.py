@@ -137,6 +137,22 @@ async def test_request_that_is_not_covered_goes_out_as_the_program_made_it(tmp_p
         assert server.connections == 1
 
 
+async def test_trace_goes_out_without_the_header(tmp_path: Path) -> None:
+    """The server's answer to a TRACE is the request that it got (RFC 9110)."""
+
+    async def server(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        head, _ = await read_request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: message/http\r\nContent-Length: %d\r\n\r\n" % len(head) + head)
+
+    async with termination(tmp_path, server) as running:
+        client = await running.connect()
+        client.send(f"TRACE / HTTP/1.1\r\nHost: {HOST}:{running.port}\r\nAuthorization: mine\r\n\r\n")
+        response = await client.response()
+        assert values_of(response.body, b"authorization") == [b"mine"]
+        client.writer.close()
+        assert (await running.engine.recorder.last_closed())["secret_used"] == ""
+
+
 async def test_request_whose_secret_is_missing_is_refused(tmp_path: Path) -> None:
     server = Server()
     async with termination(tmp_path, server) as running:

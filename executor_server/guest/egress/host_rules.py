@@ -50,6 +50,8 @@ FRAMING_HEADERS = frozenset(
         "upgrade",
     }
 )
+# A server answers TRACE, or TRACK, with the request itself: the program would read the secret. CONNECT is for proxies.
+METHODS_WITHOUT_SECRETS = frozenset({"CONNECT", "TRACE", "TRACK"})
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,7 @@ class SecretRule:
     host: HostPattern  # without a port: all but 80
     header: str
     value: str
-    methods: Tuple[str, ...] = ()  # empty: every method
+    methods: Tuple[str, ...] = ()  # empty: every method but METHODS_WITHOUT_SECRETS
     paths: Tuple[str, ...] = ()  # empty: every path
 
     @classmethod

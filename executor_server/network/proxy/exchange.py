@@ -118,9 +118,8 @@ class Exchange:
         check_framing(request)
         self._check_target(request)
         rules = self._tunnel.allowed.secrets
-        names = [name for name, _ in request.headers]
         try:
-            chosen = secrets_for(rules, bytes(request.method), bytes(request.target), names)
+            chosen = secrets_for(rules, bytes(request.method), bytes(request.target), request.headers)
             filled = [(rule.header.encode("ascii"), self._secrets.fill(rule.value)) for rule in chosen]
         except Ambiguous as error:
             message = f"the request to {self._tunnel.target} {error}; send it in its plain form"

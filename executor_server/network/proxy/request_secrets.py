@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from urllib.parse import unquote_to_bytes
 
-from executor_server.guest.egress.host_rules import SecretRule
+from executor_server.guest.egress.host_rules import METHODS_WITHOUT_SECRETS, SecretRule
 
 _SIGN = re.compile(rb"[^a-z0-9]")
 _ESCAPE = re.compile(rb"%[0-9A-Fa-f]{2}")
@@ -27,11 +27,11 @@ class Ambiguous(Exception):
 
 
 def secrets_for(
-    rules: Sequence[SecretRule], method: bytes, target: bytes, header_names: Sequence[bytes]
+    rules: Sequence[SecretRule], method: bytes, target: bytes, headers: Iterable[tuple[bytes, bytes]]
 ) -> list[SecretRule]:
     """Returns the secrets that a request gets: for each header the first rule that covers it.
 
-    `target` is in origin form or `*`; `header_names` are in lower case. Raises Ambiguous.
+    `target` is in origin form or `*`; names of `headers` are in lower case. Raises Ambiguous.
     """
     with_paths = any(rule.paths for rule in rules)
     path = plain_path(target) if with_paths else ""
@@ -40,12 +40,14 @@ def secrets_for(
         if rule.header.lower() not in chosen and _covers(rule, method.decode("ascii"), path):
             chosen[rule.header.lower()] = rule
     for rule in chosen.values():
-        _check_overrides(rule, header_names)
+        _check_overrides(rule, headers)
     return list(chosen.values())
 
 
 def _covers(rule: SecretRule, method: str, path: str) -> bool:
     if rule.methods and method not in rule.methods:
+        return False
+    if _gets_no_secret(method):
         return False
     if not rule.paths:
         return True
@@ -102,11 +104,17 @@ def plain_path(target: bytes) -> str:
     return path
 
 
-def _check_overrides(rule: SecretRule, header_names: Sequence[bytes]) -> None:
-    for limited, overrides in ((rule.methods, _METHOD_OVERRIDES), (rule.paths, _PATH_OVERRIDES)):
-        found = overrides.intersection(_folded(name) for name in header_names)
-        if limited and found:
-            raise Ambiguous(f"has the header {min(found).decode('ascii')}, which may change what the request asks for")
+def _check_overrides(rule: SecretRule, headers: Iterable[tuple[bytes, bytes]]) -> None:
+    for name, value in headers:
+        folded = _folded(name)
+        changes_method = bool(rule.methods) or _gets_no_secret(value.decode("latin-1"))
+        if (folded in _METHOD_OVERRIDES and changes_method) or (folded in _PATH_OVERRIDES and rule.paths):
+            raise Ambiguous(f"has the header {folded.decode('ascii')}, which may change what the request asks for")
+
+
+def _gets_no_secret(method: str) -> bool:
+    """True in any spelling, since some servers ignore the case of a method."""
+    return method.strip().upper() in METHODS_WITHOUT_SECRETS
 
 
 def is_spelling_of(name: bytes, header: str) -> bool:

@@ -136,6 +136,7 @@ def secret_problems(*secrets: dict[str, Any], **network: Any) -> list[str]:
         ("host", "*", "it must be a host by name"),
         ("methods", ["get"], 'must be a method in capitals, such as "GET"'),
         ("methods", ["CONNECT"], "must be a method in capitals"),
+        ("methods", ["GET", "TRACE"], "and not TRACE, TRACK or CONNECT"),
         ("methods", ["GET"] * 17, "at most 16 items"),
         ("paths", ["repos/acme"], "does not begin with /"),
         ("paths", ["/a/*/b"], "a * before its end"),

@@ -22,7 +22,7 @@ def rule(
     return SecretRule(HOST, header, value, methods, paths)
 
 
-def covers(secret: SecretRule, target: str, method: str = "GET", headers: tuple[bytes, ...] = ()) -> bool:
+def covers(secret: SecretRule, target: str, method: str = "GET", headers: tuple[tuple[bytes, bytes], ...] = ()) -> bool:
     return bool(secrets_for([secret], method.encode(), target.encode(), headers))
 
 
@@ -118,14 +118,23 @@ def test_method_must_be_listed_in_its_own_spelling() -> None:
 @pytest.mark.parametrize("name", [b"x-http-method-override", b"x_http_method_override", b"x-method-override"])
 def test_header_that_changes_the_method_is_refused_where_the_method_matters(name: bytes) -> None:
     with pytest.raises(Ambiguous, match="override"):
-        covers(rule(methods=("GET",)), "/", headers=(name,))
-    assert covers(rule(), "/", headers=(name,))
+        covers(rule(methods=("GET",)), "/", headers=((name, b"GET"),))
+    assert covers(rule(), "/", headers=((name, b"PATCH"),))
+
+
+@pytest.mark.parametrize("method", ["TRACE", "TRACK", "CONNECT", "trace"])
+def test_method_that_servers_answer_with_the_request_gets_no_secret(method: str) -> None:
+    """A server echoes a TRACE by default, with every header: the program would read the secret in the answer."""
+    assert not covers(rule(), "/", method)
+    assert not covers(rule(methods=("GET", method)), "/", method)
+    with pytest.raises(Ambiguous, match="override"):
+        covers(rule(), "/", "POST", headers=((b"x-http-method-override", f" {method}".encode()),))
 
 
 def test_header_that_changes_the_path_is_refused_where_the_path_matters() -> None:
     with pytest.raises(Ambiguous, match="x-original-url"):
-        covers(rule(paths=("/a",)), "/a", headers=(b"x-original-url",))
-    assert covers(rule(methods=("GET",)), "/a", headers=(b"x-original-url",))
+        covers(rule(paths=("/a",)), "/a", headers=((b"x-original-url", b"/b"),))
+    assert covers(rule(methods=("GET",)), "/a", headers=((b"x-original-url", b"/b"),))
 
 
 def test_first_rule_that_covers_a_request_sets_the_header() -> None:

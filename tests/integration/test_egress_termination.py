@@ -339,6 +339,31 @@ async def test_response_that_ends_with_its_connection_is_passed_on(tmp_path: Pat
         assert server.connections == 2
 
 
+async def test_each_connection_to_the_server_counts_and_is_reported(tmp_path: Path) -> None:
+    """A server that closes after each response lets one tunnel make any number of connections."""
+    server = Server(b"HTTP/1.1 200 OK\r\n\r\nto the end", closes=True)
+    secret = {"paths": ["/with"]}
+    async with termination(
+        tmp_path, server, secret=secret, max_connections=1, max_new_connections_per_minute=2
+    ) as running:
+        recorder = running.engine.recorder
+        client = await running.connect()
+        assert (await client.get("/without")).status == 200
+        assert (await client.get("/with")).status == 200
+        client.send(f"GET / HTTP/1.1\r\nHost: {HOST}:{running.port}\r\n\r\n")
+        assert "may make 2 connections a minute" in await _refused(running, client, 429, reasons.TOO_MANY_NEW)
+        assert server.connections == 2
+        await recorder.last_closed(2)
+        opened, closed = recorder.opened_connections, recorder.closed_connections
+        ids = [each["connection_id"] for each in opened]
+        assert len(set(ids)) == 2
+        assert [each["connection_id"] for each in closed] == ids
+        assert [each["secret_used"] for each in closed] == ["", "Authorization"]
+        assert sum(each["sent_bytes"] for each in closed) == recorder.sent_bytes
+        assert sum(each["received_bytes"] for each in closed) == recorder.received_bytes
+        assert all(each["received_bytes"] for each in closed)
+
+
 async def test_client_of_http_1_0_gets_a_response_without_chunks(tmp_path: Path) -> None:
     server = Server(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n3\r\nabc\r\n0\r\n\r\n")
     async with termination(tmp_path, server) as running:

@@ -48,7 +48,7 @@ class Connection:
         self._answered = self._reported = self._closed = False
         self._method = b""
         self._upstream: Optional[Endpoint] = None
-        self._opened_at = 0.0
+        self._made_at = self._opened_at = 0.0  # differ after `dial`
         self._time_limit: Optional[asyncio.TimerHandle] = None
         self._sent = self._received = 0
         self.decided = False  # it has a target and a rule
@@ -85,7 +85,7 @@ class Connection:
         if self._time_limit is not None:
             self._time_limit.cancel()
         if self._upstream is not None:
-            left_s = max(0.0, self._opened_at + seconds - time.monotonic())
+            left_s = max(0.0, self._made_at + seconds - time.monotonic())
             self._time_limit = self._loop.call_later(left_s, self.end, reasons.TIME_LIMIT)
 
     # ------------------------------------------------------------------------------------------------------------------
@@ -167,9 +167,8 @@ class Connection:
         except OSError:
             dialled.sock.close()
             raise
-        self.address = dialled.address
-        self._opened_at = time.monotonic()
-        self._session.reporter.opened(self.session_id, self.record(""))
+        self._report_opened(dialled.address)
+        self._made_at = self._opened_at
         if self._ended_by:  # while it was dialled; a cancellation can be lost in asyncio.wait_for before CPython 3.12
             raise Ended(self._ended_by)
         self.limit_time(self._session.rules.max_connection_s)
@@ -254,8 +253,16 @@ class Connection:
             return
         self._reported = True
         self._upstream.close()
+        self._report_closed(self._ended_by or reason)
+
+    def _report_opened(self, address: str) -> None:
+        self.address = address
+        self._opened_at = time.monotonic()
+        self._session.reporter.opened(self.session_id, self.record(""))
+
+    def _report_closed(self, reason: str) -> None:
         self._session.account.report()
-        self._session.reporter.closed(self.session_id, self.record(self._ended_by or reason))
+        self._session.reporter.closed(self.session_id, self.record(reason))
 
     def record(self, reason: str) -> Dict[str, Any]:
         """A core.network.EgressConnection as a dictionary."""
@@ -326,9 +333,23 @@ class Connection:
         self._session.account.count_received(count)
 
     async def dial(self) -> Dialled:
-        """Makes another connection to the target, which is resolved and classified again. Raises Refusal."""
+        """Makes another connection to the target, which is resolved and classified again, in place of the last one.
+
+        The program decides how often, so it counts as a new connection and has records of its own. Only the tunnel's
+        place and its time limit stay. Raises Refusal, Ended.
+        """
+        self._session.count_new()
         dialer = self._session.dialer
-        return await dialer.connect(self.target, await dialer.find(self.target))
+        dialled = await dialer.connect(self.target, await dialer.find(self.target))
+        if self._ended_by:  # see `_open`
+            dialled.sock.close()
+            raise Ended(self._ended_by)
+        self._report_closed(reasons.ENDED)
+        self._number = self._session.next_number()
+        self._sent = self._received = 0
+        self.secret_used = ""
+        self._report_opened(dialled.address)
+        return dialled
 
     async def deny(self, refusal: Refusal) -> None:
         """Reports a refusal, and gives the report a moment: the step's log has it before the program knows."""

@@ -8,6 +8,7 @@ backlog.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 import socket
 import time
@@ -76,7 +77,7 @@ class Session:
         self._waiting: Set[Connection] = set()  # their head is not complete, or they wait for their client
         self._asked: Dict[Target, _Asked] = {}
         self._places = 0  # taken: by connections that are dialled, or made
-        self._accepted = 0
+        self._numbers = itertools.count(1)  # of connections
         self.share = WorkShare()
         self._minute = MinuteCount()
         self._pace = Bucket(limits.accepts_per_s, limits.accept_burst, self._loop.time())
@@ -201,7 +202,6 @@ class Session:
         decision = self.rules.decide(target)
         if isinstance(decision, Refused):
             raise Refusal(decision.reason, decision.message)
-        rules = self.rules
         if self._exhausted:
             raise Refusal(self._exhausted, f"{target} can't be reached now: the tenant has used up its network quota")
         self._check_bytes(target)
@@ -211,12 +211,16 @@ class Session:
         if resolving >= self.limits.resolving:
             message = f"{resolving} connections of the session wait for the addresses of their names"
             raise Refusal(reasons.TOO_MANY_CONNECTIONS, message)
-        if not self._minute.take(self._loop.time(), rules.max_new_connections_per_minute):
-            message = f"the session may make {rules.max_new_connections_per_minute} connections a minute, and has"
-            raise Refusal(reasons.TOO_MANY_NEW, message)
+        self.count_new()
         self._waiting.discard(connection)
         self._accept_or_wait()
         return decision
+
+    def count_new(self) -> None:
+        """Counts a connection that begins now. Raises Refusal."""
+        limit = self.rules.max_new_connections_per_minute
+        if not self._minute.take(self._loop.time(), limit):
+            raise Refusal(reasons.TOO_MANY_NEW, f"the session may make {limit} connections a minute, and has")
 
     def take_place(self, connection: Connection) -> None:
         """Takes one of the session's places, until `leave`. Raises Refusal."""
@@ -255,6 +259,9 @@ class Session:
         self.leave(connection)
         self._waiting.discard(connection)
         self._accept_or_wait()
+
+    def next_number(self) -> int:
+        return next(self._numbers)
 
     def connection_id(self, number: int) -> str:
         return f"{self._prefix}-{number}"
@@ -310,9 +317,8 @@ class Session:
         except OSError:  # no descriptors, no memory: the connection stays in the backlog
             self._pause(_EXHAUSTED_PAUSE_S)
             return
-        self._accepted += 1
         try:
-            connection = Connection(self, sock, self._accepted)
+            connection = Connection(self, sock, self.next_number())
         except OSError:  # it is gone already
             sock.close()
             return

@@ -70,8 +70,10 @@ class Exchange:
             request = await self._read_head()
             if request is None:
                 return False
-            outgoing = self._outgoing(request)
+            outgoing, secret_header = self._outgoing(request)
             server = await self._servers.connect()
+            if secret_header:
+                self._tunnel.secret_used = secret_header
             return await self._relay(request, outgoing, server)
         except (Ended, OSError, DeadlinePassed):
             raise
@@ -113,8 +115,8 @@ class Exchange:
                 deadline = asyncio.get_running_loop().time() + HEAD_S
             machine.receive_data(data)
 
-    def _outgoing(self, request: h11.Request) -> h11.Request:
-        """Returns the request for the server. Raises Refusal."""
+    def _outgoing(self, request: h11.Request) -> tuple[h11.Request, str]:
+        """Returns the request for the server, and the name of the header with the secret. Raises Refusal."""
         check_framing(request)
         self._check_target(request)
         rules = self._tunnel.allowed.secrets
@@ -137,9 +139,8 @@ class Exchange:
             headers.append((b"Transfer-Encoding", b"chunked"))
         if asks_for_websocket(request):
             headers += UPGRADE_HEADERS
-        if chosen:
-            self._tunnel.secret_used = chosen[0].header
-        return h11.Request(method=request.method, target=request.target, headers=headers)
+        outgoing = h11.Request(method=request.method, target=request.target, headers=headers)
+        return outgoing, chosen[0].header if chosen else ""
 
     def _check_target(self, request: h11.Request) -> None:
         """The request must be for the name that the tunnel was made to: a certificate may be good for many."""

@@ -41,7 +41,7 @@ class Servers:
         self._has_first = True
 
     async def connect(self) -> Server:
-        """Returns a connection that takes a request. Raises Refusal."""
+        """Returns a connection that takes a request. Raises Refusal, Ended."""
         current = self._current
         if current is not None:
             if current.is_reusable():

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 from pydantic_core import InitErrorDetails
 
 from executor_server.core import NetworkRules, secret_names
-from executor_server.core.config import Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
+from executor_server.core.config import UNSHOWN, Form, ReadForm, Seconds, Section, WrittenSize, contradiction, refuse
 from executor_server.guest.egress.host_rules import FRAMING_HEADERS, METHODS_WITHOUT_SECRETS
 from executor_server.policy.hosts import is_covered_host, is_denied_host, pattern_of, reaches, undenied
 
@@ -102,7 +102,7 @@ class NetworkSecretTable(Section):
     """Paths of the requests. Empty: all."""
     header: Annotated[str, AfterValidator(_HEADER_FORM)]
     """The name of the header."""
-    value: Annotated[str, AfterValidator(_VALUE_FORM)]
+    value: Annotated[str, AfterValidator(_VALUE_FORM), UNSHOWN]
     """The value of the header, with names of secrets of the daemon's configuration, never a secret itself."""
 
 

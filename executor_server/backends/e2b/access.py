@@ -64,8 +64,8 @@ def _read_private(path: Path) -> str:
     try:
         # O_NONBLOCK: a named pipe at this path must not hang the daemon.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
-    except OSError as error:
-        raise SandboxFailure(f"the file {path} (e2b.api_key_file) can't be read: {error.strerror}") from error
+    except OSError as error:  # without the path, which may be the key itself
+        raise SandboxFailure(f"the file of e2b.api_key_file can't be read: {error.strerror}") from error
     try:
         found = os.fstat(fd)
         if not stat.S_ISREG(found.st_mode):

@@ -17,6 +17,7 @@ from executor_server.core.config.key_types import (
     KIB,
     MIB,
     NAME_FORM,
+    UNSHOWN,
     BackendName,
     Bytes,
     ConfigError,
@@ -44,6 +45,7 @@ from executor_server.core.config.problems import (
     some_of,
     undotted,
     validated,
+    without_userinfo,
 )
 from executor_server.core.config.state_dir import (
     AlreadyRunning,

@@ -11,7 +11,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from executor_server.core.config.key_types import AbsolutePath, Name, ReadForm, Section
+from executor_server.core.config.key_types import UNSHOWN, AbsolutePath, Name, ReadForm, Section
 from executor_server.core.config.problems import contradiction, refuse
 from executor_server.guest.egress.addresses import why_never_opened
 
@@ -97,7 +97,7 @@ class EgressSection(Section):
     addresses are refused. An address of this host must be listed alone, as /32 or /128."""
     resolver: Annotated[tuple[Resolver, ...], BeforeValidator(_as_array), Field(max_length=MAX_RESOLVERS)] = ()
     """DNS servers, in order of preference; a single one needs no array. Empty: this host's resolver."""
-    upstream_proxy: Annotated[str, AfterValidator(_PROXY_FORM)] | None = None
+    upstream_proxy: Annotated[Annotated[str, AfterValidator(_PROXY_FORM)] | None, UNSHOWN] = None
     """An HTTP proxy for all connections (CONNECT), used after names and addresses were checked here. Not set: direct
     connections."""
     upstream_resolves: bool = False
@@ -106,7 +106,7 @@ class EgressSection(Section):
     ca_file: AbsolutePath | None = None
     """More CA certificates (PEM), such as for your own mirrors. The proxy uses them where it terminates TLS, and
     sandboxes get them in their bundle."""
-    secrets: Annotated[dict[Name, AbsolutePath], Field(max_length=MAX_SECRETS)] = Field(default_factory=dict)
+    secrets: Annotated[dict[Name, AbsolutePath], Field(max_length=MAX_SECRETS), UNSHOWN] = Field(default_factory=dict)
     """Private files with one secret each, by the names that `value` in a policy's `network.secrets` uses. Their content
     never enters a sandbox."""
 

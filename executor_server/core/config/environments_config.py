@@ -18,6 +18,7 @@ from pydantic_core import InitErrorDetails
 from executor_server.core.config.key_types import (
     GIB,
     MIB,
+    UNSHOWN,
     AbsolutePath,
     Bytes,
     ReadForm,
@@ -77,7 +78,7 @@ class EnvironmentsSection(Section):
 
     uv: AbsolutePath | None = None
     """The uv to use. Not set: the one next to the daemon's Python, else the system's."""
-    index_url: Annotated[str, AfterValidator(_URL_FORM)] | None = None
+    index_url: Annotated[Annotated[str, AfterValidator(_URL_FORM)] | None, UNSHOWN] = None
     """The package index (simple API). Not set: PyPI. With an index of your own a policy can allow `"*"`, every package
     in it."""
     index_hosts: Annotated[
@@ -85,7 +86,7 @@ class EnvironmentsSection(Section):
     ] = ()
     """The hosts of the index and of its files. Empty: the host of `index_url`; for PyPI, both of its hosts. Private
     addresses must be in `egress.internal`."""
-    index_authorization: Annotated[str, AfterValidator(_AUTHORIZATION_FORM)] | None = None
+    index_authorization: Annotated[Annotated[str, AfterValidator(_AUTHORIZATION_FORM)] | None, UNSHOWN] = None
     """The header `Authorization` for the host of `index_url`. The egress proxy sets it; no sandbox sees it. For `Basic`
     the secret is the Base64 of `USER:PASSWORD`."""
     cache: AbsolutePath | None = None

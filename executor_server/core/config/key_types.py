@@ -71,6 +71,9 @@ class ReadForm:
             raise ValueError(f"{error}; it must be {self.text}") from error
 
 
+UNSHOWN = Field(repr=False)
+"""Marks a field whose value no message may repeat: a secret may stand there by mistake."""
+
 BackendName = Literal["local", "docker", "e2b"]
 
 

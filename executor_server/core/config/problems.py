@@ -19,6 +19,7 @@ MAX_PROBLEMS = 200
 
 _BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
 _KEY_PART = re.compile(r'[A-Za-z0-9_-]+|"(?:[^"\\]|\\.)*"')
+_USERINFO = re.compile(r"//\S*@")
 _CONTRADICTION = "contradiction"
 _IN_TOML = {
     "missing": "is missing",
@@ -118,6 +119,11 @@ def undotted(path: str) -> KeyPath:
     return tuple(json.loads(part) if part.startswith('"') else part for part in _KEY_PART.findall(path))
 
 
+def without_userinfo(text: str) -> str:
+    """Hides the user and password of URLs."""
+    return _USERINFO.sub("//…@", text)
+
+
 def cut(text: str) -> str:
     """Shortens a text of the file for a sentence."""
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
@@ -139,7 +145,9 @@ def _problem(model: type[BaseModel], details: ErrorDetails) -> Problem:
         "Input should be ", "must be ", 1
     )
     value = details["input"]
-    shown = "" if isinstance(value, (dict, BaseModel)) else f" (it is {_shown(value)})"
+    # Problems go to logs, and for good to the audit log: a secret may stand where its name belongs.
+    is_hidden = isinstance(value, (dict, BaseModel)) or _is_unshown(model, path)
+    shown = "" if is_hidden else f" (it is {_shown(value)})"
     if details["type"] != _CONTRADICTION:
         return Problem(path, f"{message}{shown}")
     context = details["ctx"]
@@ -193,6 +201,18 @@ def _keys_at(annotation: Any, path: KeyPath) -> list[str]:
     return _keys_at(next(each for each in arguments if _holds_table(each)), path)  # Annotated, or something or None
 
 
+def _is_unshown(annotation: Any, path: KeyPath) -> bool:
+    """True if the path leads to a field that is marked by `UNSHOWN`, through one, or to a table around one."""
+    if _is_model(annotation):
+        models = annotation.model_fields
+        on_path = [models[name] for name in ([str(path[0])] if path else models) if name in models]
+        return any(not field.repr or _is_unshown(field.annotation, path[1:]) for field in on_path)
+    arguments = get_args(annotation)
+    if get_origin(annotation) in (dict, tuple):
+        return _is_unshown(arguments[1] if get_origin(annotation) is dict else arguments[0], path[1:])
+    return any(_is_unshown(each, path) for each in arguments)
+
+
 def _is_model(annotation: Any) -> bool:
     return isinstance(annotation, type) and issubclass(annotation, BaseModel)
 
@@ -206,4 +226,4 @@ def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= _MAX_SHOWN_NUMBER:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value) if not isinstance(value, (list, tuple)) else f"an array of {len(value):,}"
-    return cut(text)
+    return cut(without_userinfo(text))

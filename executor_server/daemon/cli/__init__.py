@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from executor_server.core import SandboxFailure
-from executor_server.core.config import ConfigError, to_toml
+from executor_server.core.config import ConfigError, to_toml, without_userinfo
 from executor_server.daemon.cli.admin import admin
 from executor_server.daemon.cli.images import images
 from executor_server.daemon.cli.shared import (
@@ -201,8 +201,8 @@ def _report(backend: str, findings: Sequence[HostFinding]) -> bool:
 @main.command("print-config")
 @configured
 def print_config(**options: Any) -> None:
-    """Prints the effective configuration as TOML."""
-    click.echo(to_toml(load_config(**options)), nl=False)
+    """Prints the effective configuration as TOML, without users and passwords of URLs."""
+    click.echo(without_userinfo(to_toml(load_config(**options))), nl=False)
 
 
 def _finding_text(finding: HostFinding) -> str:

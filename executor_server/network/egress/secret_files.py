@@ -16,7 +16,7 @@ MAX_SECRET_FILE_BYTES = 16_384
 
 
 class BadSecretFile(Exception):
-    """The message is a sentence that names the key and the file, and what to do."""
+    """The message is a sentence that names the key, the file if there is one, and what to do."""
 
 
 @contextlib.contextmanager
@@ -36,17 +36,18 @@ def open_secrets(files: Mapping[str, Path]) -> Iterator[tuple[dict[str, int], li
 
 def _open(name: str, path: Path) -> int:
     """Returns a descriptor for reading. The rights are those of the open file: its name could lead elsewhere later."""
-    file = f"The file {path} of egress.secrets.{name}"
+    # Without a path that leads to no file: it may be the secret itself, and problems go to the log.
+    key = f"The file of egress.secrets.{name}"
     if not path.is_absolute():
-        raise BadSecretFile(f"{file} must be named by its absolute path.")
+        raise BadSecretFile(f"{key} must be named by its absolute path.")
     try:
         # O_NONBLOCK: a named pipe must not hang the daemon. Links are followed, since secrets that are mounted into
         # containers are links; what matters is who can read and write the target.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
     except OSError as error:
-        raise BadSecretFile(f"{file} can't be read: {error.strerror}.") from error
+        raise BadSecretFile(f"{key} can't be read: {error.strerror}.") from error
     try:
-        _check(os.fstat(fd), file, path)
+        _check(os.fstat(fd), f"The file {path} of egress.secrets.{name}", path)
     except BaseException:
         os.close(fd)
         raise

@@ -165,6 +165,26 @@ def test_a_secret_s_rule_that_could_not_be_kept_is_refused(key: str, value: Any,
     assert problem.startswith(f"secrets.0.{key}") and said in problem
 
 
+@pytest.mark.parametrize(
+    "secrets",
+    [
+        [{**SECRET, "value": "Bearer ghp_1234"}],
+        [{**SECRET, "value": ["ghp_1234"]}],
+        [{**SECRET, "value": {"a": "ghp_1234"}}],
+        ["ghp_1234"],
+        "ghp_1234",
+    ],
+    ids=repr,
+)
+def test_secret_in_place_of_its_name_is_not_repeated(secrets: Any) -> None:
+    """The problem goes to the log, to the audit log for good, and to the administrator who reloads."""
+    table = {"default": ["api.example.com"], "secrets": secrets}
+    with pytest.raises(ConfigError) as caught:
+        validated(PolicyFile, {"profiles": {"a": {"network": table}}})
+    assert "network.secrets" in str(caught.value)
+    assert "ghp_1234" not in str(caught.value)
+
+
 @pytest.mark.parametrize("key", ["host", "header", "value"])
 def test_a_secret_s_rule_is_whole(key: str) -> None:
     assert secret_problems({name: each for name, each in SECRET.items() if name != key}) == [

@@ -42,6 +42,36 @@ def test_a_group_that_is_imported_late_has_the_help_that_is_shown_before(name: s
     assert run(name, "--help").output.count(LATE_GROUPS[name]) == 1
 
 
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        'egress.upstream_proxy = "http://me:pa55word@proxy.example:3128"',
+        'egress.upstream_proxy = "me:pa55word@proxy.example:3128"',
+        'egress.secrets = { bot = ["pa55word"] }',
+        'egress.secrets = "pa55word"',
+        'environments.index_url = "https://me:pa55word@packages.example/simple"',
+        'environments.index_authorization = "Basic pa55word"',
+        'tracing.endpoint = "htps://me:pa55@word@collector.example"',
+        'egress = "http://me:pa55word@proxy.example:3128"',
+    ],
+)
+def test_secret_in_a_wrong_configuration_is_not_repeated(tmp_path: Path, wrong: str) -> None:
+    (config := tmp_path / "executor.toml").write_text(wrong)
+    result = run("print-config", "--state-dir", str(tmp_path), "--config", str(config))
+    assert result.exit_code == EXIT_CONFIG
+    assert wrong.partition(" ")[0].partition(".")[0] in result.output
+    assert "pa55" not in result.output
+    assert "word" not in result.output.replace("a password", "")
+
+
+def test_print_config_hides_the_password_of_a_url(tmp_path: Path) -> None:
+    (config := tmp_path / "executor.toml").write_text('tracing.endpoint = "https://me:pa55word@collector.example/v1"')
+    result = run("print-config", "--state-dir", str(tmp_path), "--config", str(config))
+    assert result.exit_code == 0
+    assert 'endpoint = "https://…@collector.example/v1"' in result.output
+    assert "pa55word" not in result.output
+
+
 def test_print_config_shows_what_is_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = tmp_path / "c.toml"
     config.write_text("[pool]\nsize = 7\n")
@@ -134,7 +164,7 @@ def test_the_garbage_collector_is_off_while_modules_are_imported_and_on_when_the
         "import gc, sys; sys.argv[1:] = [sys.argv[1]]; import executor_server.__main__ as command; "
         "print(gc.isenabled()); "
         "from executor_server.daemon import daemon; from executor_server.daemon import cli; "
-        "see = lambda *_: print(gc.isenabled(), gc.get_freeze_count() > 10_000) or []; "
+        "see = lambda *_: print(gc.isenabled(), gc.get_freeze_count() > 10_000) or ''; "
         "daemon.serve = daemon.check_host = cli.to_toml = see; command.main(standalone_mode=False)"
     )
     shown = subprocess.run(

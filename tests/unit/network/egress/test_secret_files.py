@@ -49,8 +49,12 @@ def test_file_of_another_user_is_refused_with_what_to_do(secret: Path) -> None:
     assert f"belongs to user 12345, not to this one or to root; run: chown 0 {secret}" in _problem(secret)
 
 
-def test_file_that_is_missing_a_directory_or_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
-    assert "No such file" in _problem(tmp_path / "missing")
+def test_secret_in_place_of_its_file_is_not_repeated(tmp_path: Path) -> None:
+    with open_secrets({"bot": tmp_path / "ghp_1234"}) as (_, problems):
+        assert problems == ["The file of egress.secrets.bot can't be read: No such file or directory."]
+
+
+def test_directory_or_pipe_is_refused_at_once(tmp_path: Path) -> None:
     directory = tmp_path / "directory"
     directory.mkdir(mode=0o700)
     assert "not a regular file" in _problem(directory)
@@ -60,7 +64,8 @@ def test_file_that_is_missing_a_directory_or_a_pipe_is_refused_at_once(tmp_path:
 
 
 def test_relative_path_is_refused() -> None:
-    assert "absolute path" in _problem(Path("token"))
+    with open_secrets({"bot": Path("token")}) as (_, problems):
+        assert problems == ["The file of egress.secrets.bot must be named by its absolute path."]
 
 
 def test_large_file_is_refused(secret: Path) -> None:

@@ -120,6 +120,31 @@ async def test_look_ups_at_one_time_are_bounded(
     await asyncio.gather(*waiting, return_exceptions=True)
 
 
+async def test_domain_whose_servers_hang_leaves_look_ups_to_others(
+    internet: Internet, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also of other tenants: all sessions share the look-ups."""
+    monkeypatch.setattr(resolvers, "_MAX_RUNNING", 8)
+    monkeypatch.setattr(resolvers, "_MAX_PER_DOMAIN", 4, raising=False)
+    resolver = DnsResolver([internet.resolver])
+    hanging = [f"{number}.hangs.example" for number in range(16)]
+    for name in hanging:
+        internet.names.hang(name)
+    internet.names.address("a.answers.example", "10.1.2.3")
+    waiting = [asyncio.ensure_future(resolver.resolve(name)) for name in hanging]
+    try:
+        await asyncio.sleep(0)
+        assert await resolver.resolve("a.answers.example") == ["10.1.2.3"]
+        assert not any(each.done() for each in waiting)
+    finally:
+        for each in waiting:
+            each.cancel()
+        await asyncio.gather(*waiting, return_exceptions=True)
+    internet.names.address("17.hangs.example", "10.1.2.3")
+    async with asyncio.timeout(SOON_S):
+        assert await resolver.resolve("17.hangs.example") == ["10.1.2.3"]
+
+
 @pytest.mark.parametrize("kind", ["one server", "two servers", "as the host"])
 async def test_server_that_answers_within_the_time_that_the_proxy_waits_is_heard(
     internet: Internet, kind: str, tmp_path: Path

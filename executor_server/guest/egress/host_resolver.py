@@ -33,13 +33,47 @@ class _Job(NamedTuple):
 
 
 class _Domain:
-    def __init__(self) -> None:
+    def __init__(self, turns: int) -> None:
         self.users = 0
-        self.turns = asyncio.Semaphore(THREADS_PER_DOMAIN)
+        self.turns = asyncio.Semaphore(turns)
+
+
+class DomainTurns:
+    """Bounds the look-ups at one time for names of one registered domain, whose owner runs the servers for all of them.
+
+    So servers that do not answer can't take what look-ups of all sessions share.
+    """
+
+    def __init__(self, turns: int) -> None:
+        self._turns = turns
+        self._domains: Dict[str, _Domain] = {}  # with look-ups, or waiting ones
+
+    def __len__(self) -> int:
+        return len(self._domains)
+
+    async def take(self, host: str) -> str:
+        """Waits for a turn. Returns the domain, for `give_back`."""
+        name = _domain_of(host)
+        domain = self._domains.setdefault(name, _Domain(self._turns))
+        domain.users += 1
+        try:
+            await domain.turns.acquire()
+        except BaseException:
+            self._leave(name)
+            raise
+        return name
+
+    def give_back(self, name: str) -> None:
+        self._domains[name].turns.release()
+        self._leave(name)
+
+    def _leave(self, name: str) -> None:
+        self._domains[name].users -= 1
+        if not self._domains[name].users:
+            del self._domains[name]
 
 
 def _domain_of(host: str) -> str:
-    """Returns the registered domain, whose owner runs the servers for all names below."""
     labels = host.split(".")
     count = 3 if is_public_suffix(".".join(labels[-2:])) else 2
     return ".".join(labels[-count:])
@@ -55,20 +89,13 @@ class HostResolver:
     def __init__(self) -> None:
         os.environ.update(_RES_VARIABLES)
         self._jobs: queue.Queue[_Job] = queue.Queue(HOST_QUEUE)
-        self._domains: Dict[str, _Domain] = {}
+        self.turns = DomainTurns(THREADS_PER_DOMAIN)
         self._threads = 0
         self._unfinished = 0  # jobs; idle threads can't be counted without a race
 
     async def resolve(self, host: str) -> Sequence[str]:
         loop = asyncio.get_running_loop()
-        job = _Job(host, _domain_of(host), loop.create_future())
-        domain = self._domains.setdefault(job.domain, _Domain())
-        domain.users += 1
-        try:
-            await domain.turns.acquire()
-        except BaseException:
-            self._leave(job.domain)
-            raise
+        job = _Job(host, await self.turns.take(host), loop.create_future())
         self._unfinished += 1
         try:
             self._jobs.put_nowait(job)
@@ -80,16 +107,10 @@ class HostResolver:
             threading.Thread(target=self._work, args=(loop,), name="resolver", daemon=True).start()
         return await job.future
 
-    def _leave(self, name: str) -> None:
-        self._domains[name].users -= 1
-        if not self._domains[name].users:
-            del self._domains[name]
-
     def _finish(self, job: _Job, result: Union[List[str], Exception]) -> None:
         """Ends a job. It gives its turn back when its thread is done, not when the waiter gives up, maybe earlier."""
         self._unfinished -= 1
-        self._domains[job.domain].turns.release()
-        self._leave(job.domain)
+        self.turns.give_back(job.domain)
         _settle(job.future, result)
 
     def _work(self, loop: asyncio.AbstractEventLoop) -> None:

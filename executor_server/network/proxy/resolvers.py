@@ -1,7 +1,7 @@
 """Resolves names with the configured DNS servers; host_resolver.py of the guest resolves them as the host does.
 
 The proxy caches names, limits the look-ups of one session, and has a timeout; this module limits the look-ups of all
-sessions. Both resolvers return addresses as text, which the proxy classifies before it connects.
+sessions, and of each domain. Both resolvers return addresses as text, which the proxy classifies before it connects.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from executor_server.guest.egress.host_resolver import MAX_ADDRESSES
+from executor_server.guest.egress.host_resolver import MAX_ADDRESSES, DomainTurns
 from executor_server.guest.egress.protocols import Unresolved
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 # packet may be lost, or a server slow. Their sum is slightly less than the proxy's timeout.
 _PAUSES_S = (1.5, 3.0, 5.0)
 _MAX_RUNNING = 1024
+_MAX_PER_DOMAIN = 64
 
 
 class DnsResolver:
@@ -32,9 +33,17 @@ class DnsResolver:
         _import_dns()
         names = [_name_server(server) for server in servers]
         self._resolvers = [_dns_resolver(names[first:] + names[:first]) for first in range(len(names))]
+        self._turns = DomainTurns(_MAX_PER_DOMAIN)
         self._running = 0
 
     async def resolve(self, host: str) -> Sequence[str]:
+        domain = await self._turns.take(host)
+        try:
+            return await self._resolve(host)
+        finally:
+            self._turns.give_back(domain)
+
+    async def _resolve(self, host: str) -> Sequence[str]:
         if self._running >= _MAX_RUNNING:
             raise TimeoutError("too many names are being resolved")
         self._running += 1

@@ -39,4 +39,4 @@ async def test_a_domain_whose_servers_do_not_answer_leaves_threads_to_others(mon
     async with asyncio.timeout(20):
         assert await later == ["192.0.2.1"]
         assert [await resolver.resolve(f"{n}.hangs.com") for n in range(20)] == [["192.0.2.1"]] * 20
-    assert await eventually_async(lambda: resolver._domains == {})
+    assert await eventually_async(lambda: not resolver.turns)

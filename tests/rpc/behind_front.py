@@ -270,8 +270,8 @@ class FrontedServer(RpcServer):
         self._ends.callback(approvals.close)
         views = FrontViews(self._fleet)
         self._fleet.followers += [NodeApprovals(self._fleet, approvals).follow, views.follow]
-        making = SessionCreator(current_policy, self._fleet, creations, choice, admission, Asking(approvals), news)
-        names = SessionNames(self._fleet)
+        names, asking = SessionNames(self._fleet), Asking(approvals)
+        making = SessionCreator(current_policy, self._fleet, names, creations, choice, admission, asking, news)
         mover = Mover(self._fleet, making, names, current_policy, news)
         front_admin = FrontAdmin(
             self._fleet,

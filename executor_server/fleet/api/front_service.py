@@ -44,9 +44,7 @@ class FrontService(service_grpc.ExecutorServiceServicer):
     async def CreateSession(
         self, request: service_pb.CreateSessionRequest, context: Context
     ) -> service_pb.CreateSessionResponse:
-        principal = current_principal.get()
-        async with self._names.giving(principal, checks.session_name(request.name) if request.name else ""):
-            session = await self._creations.create(principal, request)
+        session = await self._creations.create(current_principal.get(), request)
         return service_pb.CreateSessionResponse(session=session)
 
     async def PrepareEnvironment(

@@ -25,7 +25,7 @@ from executor_server.core import NotFound, Principal, Reason, SessionSpec
 from executor_server.fleet.api import wire
 from executor_server.fleet.api.fleet_news import FleetNews
 from executor_server.fleet.api.front_fleet import FrontFleet
-from executor_server.fleet.api.front_sessions import lost_session
+from executor_server.fleet.api.front_sessions import SessionNames, lost_session
 from executor_server.fleet.api.node_calls import NodeSilent, RefusedByNode, ask
 from executor_server.fleet.api.node_choice import NodeChoice, refuses_for_now, wanted_of
 from executor_server.fleet.membership import Creation, Earlier, Reservations, Wanted, lease_clock
@@ -70,6 +70,7 @@ class SessionCreator:
         self,
         policy: Callable[[], Policy],
         fleet: FrontFleet,
+        names: SessionNames,
         reservations: Reservations,
         choice: NodeChoice,
         admission: Admission,
@@ -79,6 +80,7 @@ class SessionCreator:
         """`policy` returns the one in force."""
         self._policy = policy
         self._fleet = fleet
+        self._names = names
         self._reservations = reservations
         self._choice = choice
         self._admission = admission
@@ -190,7 +192,11 @@ class SessionCreator:
         try:
             await self._admission.request(making.principal, creation.request_id, spec)
             packages, reserve = spec.sandbox.packages, partial(self._reservations.place, creation)
-            async with self._choice.attempt(creation.tenant, wanted, packages, reserve) as attempt:
+            async with (
+                # Here, and not around `create`: a repeated request must find its session, which has the name.
+                self._names.giving(making.principal, spec.name),
+                self._choice.attempt(creation.tenant, wanted, packages, reserve) as attempt,
+            ):
                 while True:
                     node = await attempt.next_node()
                     making.is_sent = True

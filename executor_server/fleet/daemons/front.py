@@ -168,8 +168,10 @@ async def start_up(config: Config, stack: AsyncExitStack, read_again: Callable[[
     fleet.followers += [NodeApprovals(fleet, approvals).follow, views.follow]
     fleet.on_lost.append(views.node_lost)
     admission, asking = Admission(control.quotas, FairSemaphore(1), watchers.log), Asking(approvals)
-    creations = SessionCreator(lambda: policies.current, fleet, knowledge.reservations, choice, admission, asking, news)
     names = SessionNames(fleet)
+    creations = SessionCreator(
+        lambda: policies.current, fleet, names, knowledge.reservations, choice, admission, asking, news
+    )
     watching = [each for each in (watchers.trail, watchers.metrics) if each is not None]
     admin = FrontAdmin(
         fleet,

@@ -84,6 +84,8 @@ class FakeNode:
     decided: asyncio.Event = field(default_factory=asyncio.Event)
     calls: list[tuple[str, Principal, Any]] = field(default_factory=list)
     sessions: dict[str, NodeSession] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+    """Of those sessions that were made with one."""
     ended: list[str] = field(default_factory=list)
     """Sessions whose end is not reported yet."""
     link_address: str = ""
@@ -107,7 +109,8 @@ class FakeNode:
         self.ended.append(session_id)
 
     def shown(self, session_id: str) -> pb.Session:
-        return pb.Session(session_id=session_id, state=pb.SESSION_STATE_IDLE, node=self.name, image="base")
+        name = self.names.get(session_id, "")
+        return pb.Session(session_id=session_id, state=pb.SESSION_STATE_IDLE, node=self.name, image="base", name=name)
 
     def owned(self, session_id: str, principal: Principal) -> NodeSession:
         session = self.sessions.get(session_id)
@@ -193,6 +196,8 @@ class _Service(service_grpc.ExecutorServiceServicer):
             session = await self._node.create(self._node, request, principal)
         else:
             session = self._node.add(principal.tenant, request.request_id)
+        if request.name:
+            self._node.names[session.session_id] = request.name
         return service_pb.CreateSessionResponse(session=session)
 
     async def GetSession(self, request: service_pb.GetSessionRequest, context: Any) -> Any:

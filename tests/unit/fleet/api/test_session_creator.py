@@ -14,6 +14,7 @@ from executor_server.api.asking import Asking
 from executor_server.core import NotFound, Principal
 from executor_server.core.config import Config
 from executor_server.fleet.api.fleet_news import FleetNews
+from executor_server.fleet.api.front_sessions import SessionNames
 from executor_server.fleet.api.session_creator import SessionCreator
 from executor_server.fleet.membership import FleetStore, Members, Reservations, Timing
 from executor_server.policy import QuotasTable, policy_for
@@ -34,7 +35,8 @@ async def test_a_creation_that_is_withdrawn_before_it_begins_gives_its_place_bac
     nothing = cast("Any", None)
     fleet = cast("Any", SimpleNamespace(settled=settled))
     news, asking = FleetNews(None, None, lambda: 0), Asking(Approvals())
-    creator = SessionCreator(lambda: policy, fleet, reservations, nothing, nothing, asking, news)
+    names = SessionNames(fleet)
+    creator = SessionCreator(lambda: policy, fleet, names, reservations, nothing, nothing, asking, news)
     request = service_pb.CreateSessionRequest(request_id="r1", lease_id="a" * 32)
     creating = asyncio.create_task(creator.create(Principal("local", "p"), request))
     await asyncio.sleep(0)

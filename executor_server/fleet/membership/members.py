@@ -20,6 +20,8 @@ Invariants; those of heartbeat.py are the other half:
    from being lost.
 7. Checked before changed. A report that is refused changes nothing but its link, and renews nothing.
 8. Bounded. A node can make the front remember at most `MAX_NODE_SESSIONS` sessions, whatever it reports.
+9. Placed is kept. Of two nodes' sessions of one request, only one that this front has placed makes the other surplus:
+   no report of a node ends a session on another node.
 
 After a pause of its own process, a front finds unread reports. `tick` notices the gap, and waits before it
 decides.
@@ -350,8 +352,9 @@ class Members:
 
     def add_session(self, member: KnownNode, session: KnownSession) -> None:
         """Adds a session that its node has reported, or has made for a creation."""
-        if self.sessions.add(session) is not None:
-            member.surplus.setdefault(session.session_id, 0.0)
+        surplus = self.sessions.add(session)
+        if surplus is not None:
+            self._members[surplus.node].surplus.setdefault(surplus.session_id, 0.0)
         member.sessions.add(session.session_id)
         if session.is_reported:
             member.unreported.pop(session.session_id, None)
@@ -444,7 +447,8 @@ class Members:
         """Returns sessions of a node that the caller must delete: another node has answered their requests since.
 
         That happens when the node was away for `HOLD_S` after a front's start and a client repeated its request. Each
-        session is returned again after a lease until it is gone.
+        session is returned again after a lease until it is gone. If the front starts once more before the node is back,
+        it can't know which of the two it has placed, and both stay.
         """
         surplus = self._members[node].surplus
         due = sorted(session_id for session_id, due_s in surplus.items() if due_s <= now_s)

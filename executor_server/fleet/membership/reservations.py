@@ -8,7 +8,7 @@ answer to the same request, shows whether it has.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from executor_server.core import TooManySessions
 from executor_server.fleet.membership.ids import epoch_of, node_of
@@ -102,7 +102,8 @@ class Reservations:
         if member is None or not self._is_current(creation) or not _is_of(member, session_id):
             self.refused(creation, is_full=False)
             return False
-        if session_id not in member.sessions and session_id not in member.closed_early:
+        known = self._sessions.find(session_id)
+        if known is None and session_id not in member.closed_early:
             session = KnownSession(
                 session_id,
                 member.name,
@@ -111,8 +112,11 @@ class Reservations:
                 is_lost=False,
                 is_reported=False,
                 since_s=now_s,
+                is_placed=True,
             )
             self._members.add_session(member, session)
+        elif known is not None and known.request == creation.request:
+            self._members.add_session(member, replace(known, is_placed=True))
         member.closed_early.discard(session_id)
         self.end(creation)
         return True

@@ -28,6 +28,7 @@ class KnownSession:
     is_lost: bool
     is_reported: bool  # False: so far only the answer to its creation says that it exists
     since_s: float
+    is_placed: bool = False  # it answers a creation that this front has placed on its node
 
     @property
     def request(self) -> Request:
@@ -88,8 +89,13 @@ class SessionIndex:
     # -- sessions --------------------------------------------------------------------------------------------------
 
     def add(self, session: KnownSession) -> KnownSession | None:
-        """Adds or replaces a session. Returns the session that the same request has made on another node, if any."""
-        self.remove(session.session_id)
+        """Adds or replaces a session. Returns the other node's session that a request has made too, if one is surplus.
+
+        Only a session that this front has placed makes another one surplus, and is never surplus itself: a node can
+        report a session for any request, and must not thereby end the session of another node.
+        """
+        before = self.remove(session.session_id)
+        session.is_placed = session.is_placed or (before is not None and before.is_placed)
         self._sessions[session.session_id] = session
         nodes = self._nodes.setdefault(session.tenant, {})
         nodes[session.node] = nodes.get(session.node, 0) + 1
@@ -107,7 +113,10 @@ class SessionIndex:
         if first.node == session.node:
             self._by_request[session.request] = session  # a node answers for its own repeated requests
             return None
-        return first
+        if session.is_placed:
+            self._by_request[session.request] = session
+            return first
+        return session if first.is_placed else None
 
     def remove(self, session_id: str) -> KnownSession | None:
         session = self._sessions.pop(session_id, None)

@@ -7,7 +7,7 @@ from typing import Any
 
 from executor_api.v1 import admin_service_pb2 as pb
 from executor_api.v1 import types_pb2
-from executor_server.core import Principal
+from executor_server.core import Principal, Reason, ResourceExhausted
 from tests.rpc.fleet.conftest import Fleet
 from tests.rpc.fleet.fake_node import FakeNode
 from tests.rpc.fleet.front import TestedFront
@@ -87,6 +87,42 @@ async def test_sessions_are_described_by_their_own_node_and_for_their_own_tenant
     call = front.admin.WatchSessions(pb.WatchSessionsRequest(), metadata=front.auth)
     (view,) = (await call.read()).sessions
     assert (view.owned.session.session_id, view.owned.session.image) == (others.session_id, "true")
+
+
+async def test_a_node_that_reports_a_session_and_then_refuses_it_does_not_end_that_of_another_node(
+    fleet: Fleet,
+) -> None:
+    """The liar's report came first and counted as the answer, so the front killed the session of the other node."""
+    alpha, beta = await fleet.node("alpha"), await fleet.node("beta", load=4.0)
+
+    async def lie(node: FakeNode, request: Any, principal: Principal) -> Any:
+        node.add(principal.tenant, request.request_id)
+        await reports_were_read(node)
+        raise ResourceExhausted(Reason.BACKEND_FULL, "full", 1.0)
+
+    alpha.create = lie
+    front = await fleet.front(alpha, beta)
+    made = await front.create("r1")
+    assert made.node == "beta"
+    assert await eventually_async(lambda: not alpha.sessions), "the liar's session is the surplus one"
+    assert list(beta.sessions) == [made.session_id]
+    assert (await front.create("r1")).session_id == made.session_id
+
+
+async def test_of_two_nodes_that_report_one_request_to_a_new_front_none_ends_the_others_session(fleet: Fleet) -> None:
+    """A new front does not know which of them its predecessor has asked."""
+    alpha, beta = await fleet.node("alpha"), await fleet.node("beta")
+    sessions = {node.add("local", "r1").session_id for node in (alpha, beta)}
+    await fleet.front(alpha, beta)
+    await reports_were_read(alpha)
+    await reports_were_read(beta)
+    assert {*alpha.sessions, *beta.sessions} == sessions
+
+
+async def reports_were_read(node: FakeNode) -> None:
+    """Returns when the front has read a report that was built after the call."""
+    before = node.renewals[-1].sequence
+    assert await eventually_async(lambda: node.renewals[-1].sequence >= before + 2)
 
 
 def described(session: Any, tenant: str, image: str = "false") -> pb.SessionView:

@@ -188,6 +188,24 @@ def test_a_session_whose_request_another_node_has_answered_is_surplus(site: Site
     assert found is not None and found.node == "n1"
 
 
+def test_the_answer_of_the_node_that_was_asked_last_makes_an_earlier_report_of_another_surplus(site: Site) -> None:
+    creation = site.begin(node="n1")
+    lie, here = NodeSession(new_session_id("n1", 1), "t", "r"), NodeSession(new_session_id("n2", 1), "t", "r")
+    site.front.report("n1", opened=(lie,))
+    site.creations.refused(creation, is_full=True)
+    site.creations.place(creation, "n2")
+    site.front.report("n2", opened=(here,))  # before its answer
+    assert site.creations.answered(creation, here.session_id, site.front.now_s)
+    site.front.pass_time(1)
+    site.front.link("n2")  # the full report describes it anew
+    site.front.report("n2", opened=(here,))
+    site.front.report("n1", opened=(lie,))
+    assert site.front.members.take_surplus("n2", site.front.now_s) == []
+    assert site.front.members.take_surplus("n1", site.front.now_s) == [lie.session_id]
+    found = site.creations.find("t", "r")
+    assert found is not None and found.node == "n2"
+
+
 def test_a_surplus_session_is_ended_again_until_its_node_has_done_so(site: Site) -> None:
     """The simulation found it in one of 10,000 runs: a node that was stopped has no lease yet, and refused."""
     site.make(node="n1")

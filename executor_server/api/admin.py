@@ -88,7 +88,7 @@ class AdminService(SharedAdmin):
     async def KillSession(self, request: admin_pb.KillSessionRequest, context: Context) -> admin_pb.KillSessionResponse:
         session_id = checks.identifier(request.session_id, "session_id")
         self._note("KillSession", session_id)
-        await self._sessions.kill(session_id)
+        await self._sessions.kill(session_id, unless_used=request.unless_used)
         return admin_pb.KillSessionResponse()
 
     async def StopExecution(

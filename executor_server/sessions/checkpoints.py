@@ -38,7 +38,11 @@ from executor_server.sessions.state_archive import (
 )
 
 if TYPE_CHECKING:
+    from executor_server.sessions.journal import SessionRecord
     from executor_server.sessions.session import Session
+
+# The frames that an export sends to the guest: for the variables, and for the files.
+_EXPORT_FRAMES = 2
 
 
 class Checkpoints:
@@ -51,6 +55,8 @@ class Checkpoints:
         self._observer = hooks.observer
         self._python_version = python_version
         self._restoring = asyncio.Lock()
+        self.exported_at: tuple[int, SessionRecord] | None = None
+        """The session's position after its last complete export, if nothing but the export was sent meanwhile."""
 
     async def export_state(self, archives: StateArchives) -> AsyncGenerator[bytes | StateManifest, None]:
         """Yields the archive in pieces, then its manifest.
@@ -61,6 +67,10 @@ class Checkpoints:
         check_state_export(self._session.spec)
         await self._admission.state_export(self._session.facts)
         with ExitStack() as spools:
+            self.exported_at = None
+            # Executions that run now end before the guest exports the variables. Processes go on.
+            was_quiet = not self._session.processes.any_running
+            sent_seq, record = self._session.position
             spool, variables, written = await self._export_variables(archives, spools)
             files, put = await self._export_files(spool)
             manifest = replace(written, files=put.files, file_bytes=put.file_bytes, omitted_files=put.omitted_files)
@@ -76,6 +86,8 @@ class Checkpoints:
                 digest.update(piece)
                 size_bytes += len(piece)
                 yield piece
+            if was_quiet:
+                self.exported_at = sent_seq + _EXPORT_FRAMES, record
             exported = StateFacts(
                 digest.hexdigest(),
                 size_bytes,

@@ -274,9 +274,15 @@ class SessionManager:
         if session is not None and _key(session) in self._sessions:
             await asyncio.shield(self._begin_end(session, SessionEnd.DELETED))
 
-    async def kill(self, session_id: str) -> None:
-        """Ends a session of any tenant, as `delete` does. Raises NotFound."""
-        await asyncio.shield(self._begin_end(self.find(session_id), SessionEnd.KILLED))
+    async def kill(self, session_id: str, *, unless_used: bool = False) -> None:
+        """Ends a session of any tenant, as `delete` does. Raises NotFound.
+
+        `unless_used`: raises PreconditionFailed instead if its last export lacks anything of it.
+        """
+        session = self.find(session_id)
+        if unless_used and not session.is_as_exported:  # there is no await between this and the end
+            raise PreconditionFailed(Reason.SESSION_USED, "the session was used after its state was exported")
+        await asyncio.shield(self._begin_end(session, SessionEnd.KILLED))
 
     def on_end(self, call: Callable[[Session, str], None]) -> None:
         """Registers a callback for sessions that have ended, with the reason."""
@@ -284,6 +290,7 @@ class SessionManager:
 
     def _begin_end(self, session: Session, reason: str) -> asyncio.Task[None]:
         """Removes a session, so that no second caller finds and ends it, and begins its teardown."""
+        session.closed = True  # a call that has found it, and waits for admission, does nothing more
         key = _key(session)
         self._leases.forget(key)
         del self._sessions[key]

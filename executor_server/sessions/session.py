@@ -189,6 +189,17 @@ class Session:
     def _in_use(self) -> bool:
         return self.executions.in_use or self.processes.in_use or self.ports.in_use
 
+    @property
+    def position(self) -> tuple[int, SessionRecord]:
+        """Changes with each frame for the guest, and so with each use; and with a new name or new rules."""
+        return self._channel.sent_seq, self.record
+
+    @property
+    def is_as_exported(self) -> bool:
+        """True if the last export has all of it: nothing runs in it, and it was not used since the export began."""
+        runs = self.executions.journal.state.running or self.processes.any_running or self.ports.in_use
+        return not runs and self.checkpoints.exported_at == self.position
+
     def look(self) -> bool:
         """Must be called at `life.look_at_s`: checks the guest. Returns True if the session has expired."""
         self.check_guest()
@@ -207,9 +218,10 @@ class Session:
         self._connection.rest_if_unused()
 
     def require_alive(self) -> None:
-        """Raises PreconditionFailed if the session is lost; counts as use otherwise."""
-        if self._lost is not None:
-            raise PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {self._lost}")
+        """Raises PreconditionFailed if the session is lost or ends; counts as use otherwise."""
+        if self._lost is not None or self.closed:
+            reason = self._lost or "the session is being ended"
+            raise PreconditionFailed(Reason.SESSION_LOST, f"the session's sandbox is gone: {reason}")
         self.touch()
 
     # -- steering ------------------------------------------------------------------------------------------------

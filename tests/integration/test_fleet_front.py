@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from executor_client import ExecutorClientError, PreconditionError
+from executor_client import ExecutorClientError, PreconditionError, SessionGone
 from tests.support.backends import require
 from tests.support.fleet_daemon import fleet_daemon
 from tests.support.internet.world import Internet
@@ -54,6 +55,29 @@ def test_a_drained_node_loses_its_idle_sessions_to_another(machines: Fleet) -> N
         assert found.session_id.rpartition("-")[0] != node
         assert eventually(lambda: "draining" in machines.command("fleet", "status"))  # with the node's next report
         assert max(map(len, machines.command("fleet", "status").splitlines())) <= 80
+        found.close()
+
+
+def test_nothing_that_has_succeeded_is_lost_by_a_move(machines: Fleet) -> None:
+    """No execution runs while an agent thinks or sets variables, and all that it did during the move was lost."""
+    with machines.client() as client:
+        session = client.create_session()
+        session.execute("big = bytearray(60_000_000)")
+        node = session.session_id.rpartition("-")[0]
+        done = 0
+        with ThreadPoolExecutor(1) as drain:
+            drained = drain.submit(_drain, machines, node)
+            while not drained.done():
+                try:
+                    session.set_variables({"n": done + 1})
+                except SessionGone:
+                    break  # it was moved between two calls
+                done += 1
+            (moved,) = drained.result()
+        found = client.get_session(moved["new_session_id"] or session.session_id)
+        assert found.execute("n").output == done, moved
+        assert moved["new_session_id"] or "it was used while it was moved" in moved["problem"]
+        assert len(client.list_sessions()) == 1 + bool(moved["new_session_id"]), "no copy is left"
         found.close()
 
 

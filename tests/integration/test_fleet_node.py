@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -25,6 +25,8 @@ from tests.support.polling import eventually_async, eventually_awaited
 
 LEASE = {"lease_s": 1.5, "fence_s": 3.0}
 LOST = ("FAILED_PRECONDITION", "SESSION_LOST")
+USED = ("FAILED_PRECONDITION", "SESSION_USED")
+OPERATOR = Principal("local", "front", is_admin=True)
 
 
 @pytest.fixture(scope="module")
@@ -92,6 +94,59 @@ async def test_a_session_that_the_front_made_names_its_node_and_epoch(shared: No
         assert made.session_id.startswith(f"{shared.name}-{front.epoch:08x}")
         assert await output_of(execute(front, made.session_id, "print(1 + 1)")) == "2\n"
         await front.delete(made)
+
+
+USES: dict[str, Callable[[FakeFront, str], Any]] = {
+    "variables": lambda front, session_id: front.service.SetVariables(
+        pb.SetVariablesRequest(session_id=session_id), metadata=metadata_of(LOCAL)
+    ),
+    "tools": lambda front, session_id: front.service.RegisterTools(
+        pb.RegisterToolsRequest(session_id=session_id), metadata=metadata_of(LOCAL)
+    ),
+    "a file": lambda front, session_id: front.service.ManageFile(
+        pb.ManageFileRequest(session_id=session_id, path="d", mkdir=pb.MakeDirectory()), metadata=metadata_of(LOCAL)
+    ),
+    "a name": lambda front, session_id: front.service.RenameSession(
+        pb.RenameSessionRequest(session_id=session_id, name="work"), metadata=metadata_of(LOCAL)
+    ),
+    "a process": lambda front, session_id: ended(
+        front.service.StartProcess(
+            pb.StartProcessRequest(session_id=session_id, process_id="p1", argv=["true"]), metadata=metadata_of(LOCAL)
+        )
+    ),
+    "an execution": lambda front, session_id: ended(execute(front, session_id, "n = 1")),
+}
+
+
+async def ended(call: Any) -> None:
+    """Reads a stream to its end."""
+    async for _ in call:
+        pass
+
+
+async def export(front: FakeFront, session_id: str) -> None:
+    await ended(front.service.ExportState(pb.ExportStateRequest(session_id=session_id), metadata=metadata_of(LOCAL)))
+
+
+async def test_a_session_that_was_used_after_its_export_is_not_ended_by_the_move(shared: NodeDaemon) -> None:
+    """Whatever counts as use: the copy does not have it."""
+    policy = b'version = "1"\ndefault = "p"\n[profiles.p.state]\nexport = true\n'
+    async with linked(shared) as front:
+        await front.control(control_of(policy))
+        made = await front.create()
+        request = admin_pb.KillSessionRequest(session_id=made.session_id, unless_used=True)
+
+        def kill() -> Any:
+            return front.admin.KillSession(request, metadata=metadata_of(OPERATOR), timeout=60)
+
+        assert await refused(kill()) == USED, "it was never exported"
+        for name, use in USES.items():
+            await export(front, made.session_id)
+            await use(front, made.session_id)
+            assert await refused(kill()) == USED, name
+        await export(front, made.session_id)
+        await kill()
+        assert await state(front, made.session_id) == ("NOT_FOUND", "SESSION_NOT_FOUND")
 
 
 def test_a_node_has_no_door_for_clients(shared: NodeDaemon) -> None:

@@ -82,7 +82,7 @@ class FakeManager:
             raise NotFound(Reason.SESSION_NOT_FOUND, f"there is no session {name!r}")
         return self.sessions[name]
 
-    async def kill(self, session_id: str) -> None:
+    async def kill(self, session_id: str, *, unless_used: bool = False) -> None:
         self.find(session_id)
         del self.sessions[name_of(session_id)]
 

@@ -97,10 +97,12 @@ class ListAllSessionsResponse(_message.Message):
     def __init__(self, sessions: _Optional[_Iterable[_Union[OwnedSession, _Mapping]]] = ...) -> None: ...
 
 class KillSessionRequest(_message.Message):
-    __slots__ = ("session_id",)
+    __slots__ = ("session_id", "unless_used")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
+    UNLESS_USED_FIELD_NUMBER: _ClassVar[int]
     session_id: str
-    def __init__(self, session_id: _Optional[str] = ...) -> None: ...
+    unless_used: bool
+    def __init__(self, session_id: _Optional[str] = ..., unless_used: bool = ...) -> None: ...
 
 class KillSessionResponse(_message.Message):
     __slots__ = ()

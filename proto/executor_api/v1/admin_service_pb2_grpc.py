@@ -167,7 +167,8 @@ class AdminServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def KillSession(self, request, context):
-        """Ends a session of any tenant, and waits until its sandbox is destroyed. NOT_FOUND. Repeated: NOT_FOUND.
+        """Ends a session of any tenant, and waits until its sandbox is destroyed. NOT_FOUND, FAILED_PRECONDITION with reason
+        SESSION_USED (see `unless_used`). Repeated: NOT_FOUND.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

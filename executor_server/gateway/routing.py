@@ -25,6 +25,8 @@ from executor_server.web import IdleConnections
 
 REQUESTS_MAX = 1024
 """Requests at a time."""
+DRAINS_MAX = 256
+"""Answered requests at a time whose rest is still read. Others are reset, and their clients may miss the answer."""
 DRAIN_BYTES_MAX = 64 * 1024 * 1024
 DRAIN_TIME_S = 10.0
 """Limits on the rest of a refused request, which is read so that the client sees the refusal."""
@@ -84,20 +86,20 @@ class Router:
         self._idle = idle
         self._suffix = None if domain is None else f".{domain.partition(':')[0]}"
         self._running: set[asyncio.Task[Any]] = set()
+        self._served = 0
+        self._drains = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serves a request. Logs a failure and answers it without its reason; cuts a stream that has begun."""
         task = asyncio.current_task()
         assert task is not None
-        application = self._application(scope) if len(self._running) < REQUESTS_MAX else _TOO_MANY
         exchange = _Exchange(receive, send)
         self._running.add(task)
         try:
             with self._idle.request(scope):
-                with self._clients.request():
-                    await application(scope, exchange.receive, exchange.send)
-                if scope["type"] == "http":
-                    await exchange.drain()
+                await self._answer(scope, exchange)
+                if scope["type"] == "http" and self._drains < DRAINS_MAX:
+                    await self._drain(exchange)
         except StreamCut:
             raise
         except Exception:
@@ -107,6 +109,25 @@ class Router:
             await Refusal(500, "the gateway failed; its log has the reason").response()(scope, receive, send)
         finally:
             self._running.discard(task)
+
+    async def _answer(self, scope: Scope, exchange: _Exchange) -> None:
+        if self._served >= REQUESTS_MAX:
+            await _TOO_MANY(scope, exchange.receive, exchange.send)
+            return
+        self._served += 1
+        try:
+            with self._clients.request():
+                await self._application(scope)(scope, exchange.receive, exchange.send)
+        finally:
+            self._served -= 1
+
+    async def _drain(self, exchange: _Exchange) -> None:
+        # Not counted as served: strangers who are refused, and withhold the rest, would take all places.
+        self._drains += 1
+        try:
+            await exchange.drain()
+        finally:
+            self._drains -= 1
 
     async def stop(self, grace_s: float) -> None:
         """Waits for running requests, and cuts those that run longer."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
@@ -21,6 +22,10 @@ from executor_client.errors import AuthenticationError, ResourceExhaustedError
 CLIENTS_MAX = 256
 REQUESTS_MAX = 256
 """Requests of one token at a time."""
+VISITS_MAX = 256
+ALL_VISITS_MAX = 768
+"""Requests to ports at a time, of one sandbox and of all. Anyone may send them, and they use the token of the sandbox's
+owner, whose own requests need other places."""
 VERIFICATIONS_MAX = 16
 """Tokens in verification at one time."""
 
@@ -30,8 +35,8 @@ _TOKEN = re.compile(r"[A-Za-z0-9._~+/-]{1,4096}=*")
 @dataclass(eq=False)
 class _Client:
     client: AsyncExecutorClient
-    requests: int = 0
-    """Requests that use it now."""
+    requests: Counter[str] = field(default_factory=Counter)
+    """Requests that use it now: those to ports under the id of their sandbox, the owner's under ""."""
 
 
 class Clients:
@@ -44,26 +49,31 @@ class Clients:
         self._verifying: dict[str, asyncio.Task[None]] = {}
         self._verifications = asyncio.Semaphore(VERIFICATIONS_MAX)
         self._closing: set[asyncio.Task[None]] = set()
-        self._used: ContextVar[list[_Client]] = ContextVar("used")
+        self._used: ContextVar[list[tuple[_Client, str]]] = ContextVar("used")
+        self._visits = 0
 
     @contextlib.contextmanager
     def request(self) -> Iterator[None]:
         """Wraps a request, and keeps the clients that it uses open until its end."""
-        used: list[_Client] = []
+        used: list[tuple[_Client, str]] = []
         entered = self._used.set(used)
         try:
             yield
         finally:
             self._used.reset(entered)
-            for client in used:
-                client.requests -= 1
+            for client, visited in used:
+                client.requests[visited] -= 1
+                client.requests = +client.requests  # drops sandboxes without requests
+                self._visits -= bool(visited)
 
-    async def of(self, token: str) -> AsyncExecutorClient:
+    async def of(self, token: str, visited: str = "") -> AsyncExecutorClient:
         """Returns the client of a token. It stays open until the end of the request.
 
+        `visited` is the id of a sandbox if the request is a visitor's to one of its ports, and not the owner's.
+
         Raises AuthenticationError for a token that the daemon does not accept, ResourceExhaustedError if too many
-        clients are in use or the token has too many requests, and the client's other errors if the daemon does not
-        answer.
+        clients are in use or the token or the sandbox has too many requests, and the client's other errors if the
+        daemon does not answer.
         """
         if token not in self._clients:
             await self._verified(token)
@@ -72,14 +82,24 @@ class Clients:
             raise _all_in_use()
         self._clients[token] = found
         used = self._used.get(None)
-        if used is not None and found not in used:
-            if found.requests >= REQUESTS_MAX:
-                raise ResourceExhaustedError(
-                    f"the gateway serves {REQUESTS_MAX} requests of a token at a time; try again", retry_after_s=1.0
-                )
-            found.requests += 1
-            used.append(found)
+        if used is not None and (found, visited) not in used:
+            self._check_room(found.requests[visited], visited)
+            found.requests[visited] += 1
+            self._visits += bool(visited)
+            used.append((found, visited))
         return found.client
+
+    def _check_room(self, requests: int, visited: str) -> None:
+        """Raises ResourceExhaustedError if a token, or a sandbox, has this many requests already."""
+        if not visited and requests >= REQUESTS_MAX:
+            problem = f"the gateway serves {REQUESTS_MAX} requests of a token at a time"
+        elif visited and requests >= VISITS_MAX:
+            problem = f"the gateway serves {VISITS_MAX} requests to the ports of one sandbox at a time"
+        elif visited and self._visits >= ALL_VISITS_MAX:
+            problem = f"the gateway serves {ALL_VISITS_MAX} requests to ports of sandboxes at a time"
+        else:
+            return
+        raise ResourceExhaustedError(f"{problem}; try again", retry_after_s=1.0)
 
     async def _verified(self, token: str) -> None:
         """Requests of one token wait for one verification, which goes on if they are cancelled."""
@@ -105,7 +125,7 @@ class Clients:
     def _make_room(self) -> None:
         if len(self._clients) < CLIENTS_MAX:
             return
-        unused = next((token for token, each in self._clients.items() if not each.requests), None)
+        unused = next((token for token, each in self._clients.items() if not each.requests.total()), None)
         if unused is None:
             raise _all_in_use()
         self._close(unused)

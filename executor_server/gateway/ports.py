@@ -30,6 +30,8 @@ MESSAGE_BYTES_MAX = 16 * 1024 * 1024
 MESSAGES_MAX = 4
 """Messages of a WebSocket that wait for a slow client."""
 OPEN_TIME_S = 30.0
+FIRST_PIECE_S = 60.0
+"""A request is refused if its body has not begun by then: it has no connection to the port yet that could end it."""
 
 # Headers about one connection (RFC 9110, 7.6.1), and the gateway's own.
 _NOT_PASSED_ON = frozenset({
@@ -90,8 +92,12 @@ async def _pass_request(session: AsyncSession, port: int, scope: Scope, receive:
 
 
 async def _content(scope: Scope, receive: Receive) -> tuple[bytes | AsyncIterator[bytes], list[tuple[bytes, bytes]]]:
-    """Returns the body, and the header with its length, if it has one."""
-    first = await receive()
+    """Returns the body, and the header with its length, if it has one. Raises Refusal."""
+    try:
+        async with asyncio.timeout(FIRST_PIECE_S):
+            first = await receive()
+    except TimeoutError as error:
+        raise Refusal(408, f"the request sent nothing of its body for {FIRST_PIECE_S:.0f} s") from error
     declared = [(name, value) for name, value in scope["headers"] if name == b"content-length"]
     if not first.get("more_body", False):
         body = first.get("body", b"")

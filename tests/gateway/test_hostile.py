@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import select
 import shutil
 import signal
 import socket
@@ -21,6 +22,7 @@ import httpx
 import pytest
 from e2b import Sandbox
 
+from executor_server.gateway.clients import VISITS_MAX
 from executor_server.gateway.e2b.metrics import sample
 from executor_server.gateway.errors import Refusal
 from tests.support.backend_daemon import daemon_on
@@ -265,6 +267,22 @@ def test_clients_that_do_not_read_cost_little_and_hold_up_nobody(target: Target)
     # They have left, and with them their execution; the next one is not behind it.
     code = json.dumps({"code": "1 + 1"}).encode()
     assert b'"text": "2"' in target.post("interpreter", "/execute", code).content
+
+
+def test_visitors_of_a_port_take_no_place_of_the_owners_requests(target: Target) -> None:
+    """Requests that withheld their bodies counted as the owner's, who got 429 for everything while they lasted."""
+    head = (
+        f"Host: gateway\r\nContent-Length: 1\r\nE2b-Sandbox-Id: {target.sandbox.sandbox_id}\r\nE2b-Sandbox-Port: 8000"
+    )
+    place = ("127.0.0.1", int(target.gateway.url.rpartition(":")[2]))
+    with ExitStack() as stack:
+        visitors = [stack.enter_context(socket.create_connection(place, TIMEOUT_S)) for _ in range(VISITS_MAX + 1)]
+        for visitor in visitors:
+            visitor.sendall(f"POST / HTTP/1.1\r\n{head}\r\n\r\n".encode())
+        refused, _, _ = select.select(visitors, (), (), TIMEOUT_S)  # once all the others have arrived
+        assert b" 429 " in _until(refused[0], b"\r\n")
+        answer = httpx.get(f"{target.gateway.url}/v2/sandboxes", headers=target.headers("rest"), timeout=TIMEOUT_S)
+        assert answer.status_code == 200, answer.text
 
 
 def test_streams_break_if_gateway_or_daemon_stops_and_never_end_as_if_whole() -> None:

@@ -19,7 +19,7 @@ from executor_server.gateway.routing import current_target
 
 def envd_app(sandboxes: Sandboxes) -> Starlette:
     async def health(_: Request) -> Response:
-        await sandboxes.open(sandboxes.known(current_target().sandbox_id), anew=True)
+        await sandboxes.open(sandboxes.known(current_target().sandbox_id), anew=True, by_visitor=True)
         return Response(status_code=204)
 
     routes = [

@@ -132,9 +132,11 @@ class Sandboxes:
     """The sandboxes of a gateway; one object for the process. As a context manager it owns the file and the timers."""
 
     def __init__(
-        self, path: Path, client: Callable[[str], Awaitable[AsyncExecutorClient]], users: Collection[str] = ()
+        self, path: Path, client: Callable[[str, str], Awaitable[AsyncExecutorClient]], users: Collection[str] = ()
     ) -> None:
-        """`client` returns the client of a caller's key; `users` are further names of the user in each sandbox.
+        """`users` are further names of the user in each sandbox.
+
+        `client` returns the client of a key for a request of its owner, or for a visitor of the sandbox with this id.
 
         Raises StateDirError if the file can't be used.
         """
@@ -198,13 +200,16 @@ class Sandboxes:
         sandbox = self.known(sandbox_id)
         if sandbox.record.traffic_token and not is_same(traffic_token, sandbox.record.traffic_token):
             raise Refusal(403, "this sandbox takes traffic with its traffic token only: E2b-Traffic-Access-Token")
-        return await self.open(sandbox)
+        return await self.open(sandbox, by_visitor=True)
 
-    async def open(self, sandbox: Sandbox, *, anew: bool = False) -> Sandbox:
-        """Opens the session of a sandbox; with `anew`, always asks the daemon for it. Raises Refusal."""
+    async def open(self, sandbox: Sandbox, *, anew: bool = False, by_visitor: bool = False) -> Sandbox:
+        """Opens the session of a sandbox; with `anew`, always asks the daemon for it. Raises Refusal.
+
+        `by_visitor`: for a request that anyone may send. It takes no place of the owner's requests.
+        """
         record = sandbox.record
         try:
-            client = await self._client(record.token)
+            client = await self._client(record.token, record.sandbox_id if by_visitor else "")
             if anew or not sandbox.is_open(client):
                 session = await client.get_session(record.session_id)
                 if session.info.state is SessionState.LOST:
@@ -281,7 +286,7 @@ class Sandboxes:
     async def _is_kept(self, record: Record, *, is_due: bool) -> bool:
         """Restarts the idle time of a sandbox, or ends it if it is due. Returns False if it has ended."""
         try:
-            session = await (await self._client(record.token)).get_session(record.session_id)
+            session = await (await self._client(record.token, "")).get_session(record.session_id)
             if is_due or session.info.state is SessionState.LOST:
                 await session.close()
                 return False

@@ -6,7 +6,8 @@ import asyncio
 from dataclasses import dataclass, field
 from typing import Any, cast
 
-from executor_server.gateway.clients import Clients
+from executor_client.errors import ResourceExhaustedError
+from executor_server.gateway.clients import ALL_VISITS_MAX, REQUESTS_MAX, VISITS_MAX, Clients
 
 
 @dataclass
@@ -51,3 +52,30 @@ async def test_a_client_in_verification_at_the_gateways_end_is_closed() -> None:
         await asyncio.wait({request})
         client.may_answer.set()
     assert client.is_closed
+
+
+async def test_visitors_of_ports_and_the_owner_have_places_of_their_own() -> None:
+    """Visitors need no token, and took all places of the owner's requests."""
+    may_answer, may_end = asyncio.Event(), asyncio.Event()
+    may_answer.set()
+    async with Clients(lambda _token: cast("Any", FakeClient(may_answer))) as clients:
+        await clients.of("token")
+
+        async def request(visited: str) -> None:
+            with clients.request():
+                await clients.of("token", visited)
+                await may_end.wait()
+
+        visits = [f"sandbox{number}" for number in range(ALL_VISITS_MAX // VISITS_MAX)] * (VISITS_MAX + 1)
+        running = [asyncio.create_task(request(each)) for each in [*visits, "one more", *[""] * (REQUESTS_MAX + 1)]]
+        refused, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+        may_end.set()
+        answers = await asyncio.gather(*running, return_exceptions=True)
+        assert {running[number] for number, each in enumerate(answers) if each is not None} == refused
+        reasons = [str(each) for each in answers if isinstance(each, ResourceExhaustedError)]
+        assert [reason.split("requests ")[1].split(" at a time")[0] for reason in reasons] == [
+            *["to the ports of one sandbox"] * (ALL_VISITS_MAX // VISITS_MAX),
+            "to ports of sandboxes",
+            "of a token",
+        ]
+        await request("sandbox0")

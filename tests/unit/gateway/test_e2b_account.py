@@ -86,7 +86,7 @@ class Account:
 async def account(tmp_path: Path) -> AsyncIterator[Account]:
     daemon = FakeClient()
 
-    async def client(_key: str) -> Any:
+    async def client(_key: str, _visited: str = "") -> Any:
         return daemon
 
     async with contextlib.AsyncExitStack() as stack:

@@ -86,18 +86,41 @@ def _refused(message_class: type[Message], problem: str) -> ConnectError:
 _GZIP_BITS = 31  # zlib's number for the format of gzip
 
 
+class GzipMember:
+    """Decompresses one gzip member. zlib copies the rest of the input for each: 50,000 of them in 1 MB take seconds."""
+
+    def __init__(self) -> None:
+        self._inflate = zlib.decompressobj(_GZIP_BITS)
+
+    def decompress(self, data: bytes | bytearray | memoryview, bytes_max: int) -> bytes:
+        """Returns up to this many bytes, and leaves unread input in `rest`. Raises zlib.error."""
+        content = self._inflate.decompress(data, bytes_max)
+        if self._inflate.unused_data:
+            raise zlib.error("data follows the first gzip member: compress everything as one member")
+        return content
+
+    @property
+    def rest(self) -> bytes:
+        return self._inflate.unconsumed_tail
+
+    def end(self) -> bytes:
+        """Returns the last bytes. Raises zlib.error if the member is incomplete."""
+        content = self._inflate.flush()
+        if not self._inflate.eof:
+            raise zlib.error("it is incomplete")
+        return content
+
+
 class BoundedGzip(GzipCompression):
-    """Takes one gzip member. connectrpc's own class copies the rest for each: 50,000 of them in 1 MB take seconds."""
+    """Takes messages that are one gzip member each."""
 
     def decompress(self, data: bytes | bytearray | memoryview, read_max_bytes: int | None = None) -> bytes:
         assert read_max_bytes is not None
-        member = zlib.decompressobj(_GZIP_BITS)
+        member = GzipMember()
         try:
             content = member.decompress(data, read_max_bytes + 1)
+            if len(content) > read_max_bytes:
+                raise ConnectError(Code.RESOURCE_EXHAUSTED, f"a message has more than {read_max_bytes:,} bytes")
+            return content + member.end()
         except zlib.error as error:
-            raise ConnectError(Code.INVALID_ARGUMENT, f"the message is not gzip: {error}") from None
-        if len(content) > read_max_bytes:
-            raise ConnectError(Code.RESOURCE_EXHAUSTED, f"a message has more than {read_max_bytes:,} bytes")
-        if not member.eof or member.unused_data:
-            raise ConnectError(Code.INVALID_ARGUMENT, "a compressed message is one whole gzip member")
-        return content
+            raise ConnectError(Code.INVALID_ARGUMENT, f"error decompressing the message: {error}") from None

@@ -246,6 +246,17 @@ def test_a_bomb_is_refused_before_it_fills_anything(http: httpx.Client) -> None:
             gzip.compress(b"x" * 1000, mtime=0)[:-9],
             "decompressing",
         ),
+        (
+            {"Content-Type": "application/octet-stream", "Content-Encoding": "gzip"},
+            gzip.compress(b"x", mtime=0) + gzip.compress(b"", mtime=0),
+            "one member",
+        ),
+        (
+            {"Content-Type": "multipart/form-data; boundary=B", "Content-Encoding": "gzip"},
+            gzip.compress(b'--B\r\nContent-Disposition: form-data; name="note"\r\n\r\n' + b"x" * (5 * MIB), mtime=0),
+            "outside of its files",
+        ),
+        ({"Content-Type": "multipart/form-data; boundary=B"}, b"--B\r\n\r\n\r\n" * 1001, "at most 1000 files"),
         ({"Content-Type": "application/octet-stream", "Content-Encoding": "br"}, b"x", "Content-Encoding: br"),
     ],
 )

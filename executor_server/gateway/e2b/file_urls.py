@@ -27,6 +27,7 @@ from starlette.routing import Route, request_response
 from starlette.types import Message, Receive, Scope, Send
 
 from executor_client.errors import ExecutorClientError, ResourceExhaustedError
+from executor_server.gateway.codecs import GzipMember
 from executor_server.gateway.e2b.envd.calls import check_user
 from executor_server.gateway.e2b.errors import not_offered, refusal_of
 from executor_server.gateway.e2b.paths import absolute, inside, name_of
@@ -40,10 +41,13 @@ if TYPE_CHECKING:
     from python_multipart.multipart import MultipartCallbacks
 
 FILES_MAX = 1000
-"""Files of one upload."""
+"""Files of one upload, and parts of its form."""
 IDLE_S = 60.0
 """A request ends when its client sends or takes nothing for this time."""
-_INFLATED_BYTES = 256 << 10
+OTHER_BYTES_MAX = 4 << 20
+"""Bytes of a form that are in none of its files. Compressed ones can be a thousand times as many as were sent."""
+_TURN_BYTES = 64 << 10
+"""Bytes of an upload, decompressed, that are parsed before other requests get their turn."""
 _PIECE_BYTES = 1 << 20
 _GZIP_LEVEL = 1
 _SIGNATURE = re.compile(r"v1_[A-Za-z0-9+/]{43}")
@@ -140,8 +144,6 @@ class _Files:
                     target = absolute(event if path is None else path)
                     if target in written:
                         raise Refusal(400, f"you cannot upload several files to {target!r} in one request")
-                    if len(written) == FILES_MAX:
-                        raise Refusal(400, f"an upload has at most {FILES_MAX} files: send the others in another one")
         return [*written.values()]
 
     async def _download(self, request: Request, sandbox: Sandbox) -> Response:
@@ -195,11 +197,14 @@ _Event = str | bytes | None
 
 
 async def _body(request: Request) -> AsyncGenerator[bytes, None]:
-    """Yields the content of a request, decompressed. Raises Refusal."""
+    """Yields the content of a request, decompressed, in small pieces; others get their turn between them.
+
+    Raises Refusal.
+    """
     encoding = request.headers.get("content-encoding", "identity").strip().lower()
     if encoding not in ("identity", "gzip"):
         raise Refusal(400, f"unsupported Content-Encoding: {encoding[:50]}, supported: gzip")
-    inflate = zlib.decompressobj(_GZIP) if encoding == "gzip" else None
+    member = GzipMember() if encoding == "gzip" else None
     chunks = request.stream()
     try:
         while True:
@@ -207,17 +212,14 @@ async def _body(request: Request) -> AsyncGenerator[bytes, None]:
                 chunk = await anext(chunks, None)
             if chunk is None:
                 break
-            if inflate is None:
-                yield chunk
-            while inflate is not None and chunk:
-                if inflate.eof:  # one more member
-                    inflate = zlib.decompressobj(_GZIP)
-                yield inflate.decompress(chunk, _INFLATED_BYTES)
-                chunk = inflate.unconsumed_tail or inflate.unused_data
-        if inflate is not None:
-            yield inflate.flush()
-            if not inflate.eof:
-                raise Refusal(400, "error decompressing request body: it is incomplete")
+            for start in range(0, len(chunk), _TURN_BYTES):
+                piece = chunk[start : start + _TURN_BYTES]
+                while piece:
+                    await asyncio.sleep(0)
+                    yield piece if member is None else member.decompress(piece, _TURN_BYTES)
+                    piece = b"" if member is None else member.rest
+        if member is not None:
+            yield member.end()
     except zlib.error as error:
         raise Refusal(400, f"error decompressing request body: {error}") from error
     except TimeoutError as error:
@@ -239,9 +241,12 @@ async def _parts(body: AsyncIterator[bytes], boundary: bytes) -> AsyncGenerator[
     try:
         parser = MultipartParser(boundary, form.callbacks())
         async for data in body:
+            form.other_bytes += len(data)
             parser.write(data)
             for event in form.taken():
                 yield event
+            if form.other_bytes > OTHER_BYTES_MAX:
+                raise Refusal(400, f"a form has at most {OTHER_BYTES_MAX:,} bytes outside of its files")
     except FormParserError as error:
         raise Refusal(400, f"error reading form: {error}") from error
     if not form.is_complete:
@@ -253,6 +258,9 @@ class _Form:
 
     def __init__(self) -> None:
         self.is_complete = False
+        self.other_bytes = 0
+        """Bytes of the form so far without those of its files."""
+        self._parts = 0
         self._events: list[_Event] = []
         self._name, self._value, self._disposition = b"", b"", b""
         self._in_file = False
@@ -274,6 +282,9 @@ class _Form:
         return events
 
     def _on_part_begin(self) -> None:
+        self._parts += 1
+        if self._parts > FILES_MAX:
+            raise Refusal(400, f"an upload has at most {FILES_MAX} files: send the others in another one")
         self._disposition = b""
 
     def _on_header_field(self, data: bytes, start: int, end: int) -> None:
@@ -295,6 +306,7 @@ class _Form:
 
     def _on_part_data(self, data: bytes, start: int, end: int) -> None:
         if self._in_file:
+            self.other_bytes -= end - start
             self._events.append(data[start:end])
 
     def _on_part_end(self) -> None:

@@ -2,6 +2,8 @@
 
 E2B's clients send such lines for packages that the image has. As in a notebook, a command that fails prints the reason,
 and the code goes on. With a network, the line runs as it is.
+
+Each word of a line is parsed, and makes the code longer, so the answers are limited. Further lines run as they are.
 """
 
 from __future__ import annotations
@@ -14,7 +16,13 @@ from packaging.requirements import InvalidRequirement, Requirement
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import EvaluationError
 
-NAMES_MAX = 64
+CODE_CHARS_MAX = 256 << 10
+"""Characters of code that is searched for lines."""
+LINE_CHARS_MAX = 1024
+"""Characters of a line that is answered."""
+WORDS_MAX = 64
+"""Packages that are answered for."""
+_VERSION_CHARS_MAX = 64
 
 # Strings and comments are matched, too, so that the search skips their lines. An open string matches up to the end;
 # otherwise a text of many quotes would be searched again from each quote.
@@ -38,12 +46,12 @@ _VERSIONS = """(lambda metadata, find, names: {
 
 async def resolved(session: AsyncSession, code: str) -> str:
     """Returns the code with a print of the answer in place of each line that installs packages."""
-    if session.info.network or "install" not in code:
+    if session.info.network or "install" not in code or len(code) > CODE_CHARS_MAX:
         return code
-    words = {word for line in _LINE.finditer(code) if line["indent"] is not None for word in _words(line)}
-    if not words:
+    lines = _lines(code)
+    if not lines:
         return code
-    names = sorted({found.group() for word in words if (found := _NAME.match(word))})[:NAMES_MAX]
+    names = sorted({found.group() for _, words in lines for word in words if (found := _NAME.match(word))})
     try:
         versions = await session.evaluate(_VERSIONS % names)
     except EvaluationError:  # the policy refuses the modules; the sandbox then says what to do instead of the line
@@ -51,24 +59,36 @@ async def resolved(session: AsyncSession, code: str) -> str:
     if not isinstance(versions, Mapping):  # it comes from agent code
         return code
 
-    def answered(found: re.Match[str]) -> str:
-        states = [_state(word, versions) for word in _words(found)]
-        return found[0] if found["indent"] is None else f"{found['indent']}print({chr(10).join(states)!r})"
+    parts, end = [], 0
+    for line, words in lines:
+        states = "\n".join(_state(word, versions) for word in words)
+        parts += [code[end : line.start()], f"{line['indent']}print({states!r})"]
+        end = line.end()
+    return "".join([*parts, code[end:]])
 
-    return _LINE.sub(answered, code)
 
-
-def _words(line: re.Match[str]) -> list[str]:
-    words = (line["rest"] or "").partition("#")[0].split()
-    return [word.strip("'\"") for word in words if not word.startswith("-")]
+def _lines(code: str) -> list[tuple[re.Match[str], list[str]]]:
+    """Returns the lines to answer, with their packages."""
+    lines, count = [], 0
+    for line in _LINE.finditer(code):
+        if line["indent"] is None or len(line[0]) > LINE_CHARS_MAX:
+            continue
+        words = [word.strip("'\"") for word in (line["rest"] or "").partition("#")[0].split() if word[0] != "-"]
+        count += len(words)
+        if count > WORDS_MAX:
+            break
+        if words:
+            lines.append((line, words))
+    return lines
 
 
 def _state(word: str, versions: Mapping[str, object]) -> str:
     found = _NAME.match(word)
     version = versions.get(found.group()) if found else None
-    if isinstance(version, str) and _fits(word, version):
-        return f"Requirement already satisfied: {word}" + (f" ({version[:64]})" if version else "")
-    have = f", only version {version[:64]} is" if isinstance(version, str) and version else ""
+    version = version[:_VERSION_CHARS_MAX] if isinstance(version, str) else None  # it comes from agent code
+    if version is not None and _fits(word, version):
+        return f"Requirement already satisfied: {word}" + (f" ({version})" if version else "")
+    have = f", only version {version} is" if version else ""
     return (
         f"ERROR: {word} is not installed{have}, and can't be: the policy gives this sandbox no network "
         "(network.default). Use a module that is there, or a template whose image has the package"

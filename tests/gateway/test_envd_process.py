@@ -77,6 +77,7 @@ async def test_silence_is_filled_with_keepalives(envd: Envd) -> None:
         (pb.StartRequest(process=pb.ProcessConfig(cmd="true"), tag="x" * 100), {}, Code.INVALID_ARGUMENT),
         (pb.StartRequest(process=pb.ProcessConfig(cmd="true")), {"Authorization": "Basic ?"}, Code.UNAUTHENTICATED),
         (pb.StartRequest(process=pb.ProcessConfig(cmd="true", args=["x" * 200_000])), {}, Code.INVALID_ARGUMENT),
+        (pb.StartRequest(process=pb.ProcessConfig(cmd="true", args=[""] * 20_001)), {}, Code.INVALID_ARGUMENT),
         (pb.StartRequest(), {}, Code.INVALID_ARGUMENT),
     ],
 )

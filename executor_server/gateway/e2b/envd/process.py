@@ -24,6 +24,7 @@ from executor_client.aio_process import AsyncProcess
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import CallTimeoutError, FileError, InvalidRequest
 from executor_client.process_results import ProcessInfo, ProcessOutput, ProcessOutputCut, ProcessResult, TerminalSize
+from executor_server.gateway.codecs import JSON_VALUES_MAX
 from executor_server.gateway.e2b.envd import process_connect
 from executor_server.gateway.e2b.envd import process_pb2 as pb
 from executor_server.gateway.e2b.envd.calls import CODECS, keepalive_s, sandbox_of
@@ -31,6 +32,9 @@ from executor_server.gateway.e2b.paths import HOME, absolute, inside, shown
 from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 
 TAG_BYTES_MAX = 34
+ARGUMENTS_MAX = JSON_VALUES_MAX
+"""Arguments and environment variables of a command. Each is checked, and 4 MiB of Protobuf have 2,000,000 empty ones.
+They would hold up all other requests for seconds."""
 KILL_S = 2.0
 """Seconds that SendSignal waits for the end of a killed process, so that the client no longer finds it."""
 
@@ -142,6 +146,11 @@ def _writer(sandbox: Sandbox, info: ProcessInfo) -> asyncio.Lock:
 
 async def _started(session: AsyncSession, request: pb.StartRequest, ctx: Context) -> AsyncProcess:
     config, pty = request.process, request.HasField("pty")
+    if len(config.args) + len(config.envs) > ARGUMENTS_MAX:
+        raise ConnectError(
+            Code.INVALID_ARGUMENT,
+            f"the command has more than {ARGUMENTS_MAX:,} arguments and variables: pass them in a file, or as input",
+        )
     cwd = absolute(config.cwd)
     timeout_ms = int(ctx.request_headers.get("connect-timeout-ms", "0"))  # connectrpc has checked it; 0: none
     try:

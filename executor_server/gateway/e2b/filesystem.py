@@ -35,6 +35,8 @@ from executor_server.gateway.e2b.records import Sandbox, Sandboxes
 
 LINKS_MAX = 256
 """Links of a listing that are followed. Further ones are described as links."""
+TURN_ENTRIES = 256
+"""Entries of a listing that are described before other requests get their turn."""
 WATCHERS_MAX = 8
 """Polled watches of a sandbox. The daemon allows a session as many watches, polled and streamed together."""
 EVENTS_MAX = 4096
@@ -80,7 +82,9 @@ class FilesystemService(filesystem_connect.Filesystem):
             found = [(PurePosixPath(info.path).relative_to(top), info) for info in listed]
             found = sorted((each for each in found if len(each[0].parts) <= depth), key=lambda each: each[0].parts)
             links, entries = 0, []
-            for name, info in found:
+            for number, (name, info) in enumerate(found):
+                if not number % TURN_ENTRIES:
+                    await asyncio.sleep(0)
                 links += info.is_link
                 there = str(PurePosixPath(path, name))
                 follow = links <= LINKS_MAX

@@ -26,6 +26,8 @@ from executor_server.policy.requirement import (
 MAX_REQUESTED_IMPORTS = 256
 MAX_REQUESTED_HOSTS = 64  # each is compared with every host of the policy
 MAX_REQUESTED_PACKAGES = 256
+MAX_REQUESTED_PACKAGES_CHARS = 8 * 1024
+"""Characters of all packages together: their bounds are compared with the policy's, in the daemon's only loop."""
 MAX_REQUESTED_TEXT_CHARS = 256
 MAX_LABELS = 16
 MAX_LABEL_KEY_CHARS = 64
@@ -125,11 +127,16 @@ def check_packages(texts: Sequence[str]) -> tuple[Requirement, ...]:
     if len(texts) > MAX_REQUESTED_PACKAGES:
         raise invalid("packages", f"has more than {MAX_REQUESTED_PACKAGES} entries")
     found: list[Requirement] = []
+    chars = 0
     for index, text in enumerate(texts):
         try:
             found.append(read_requirement(text))
         except BadRequirement as error:
             raise invalid(f"packages[{index}]", f"{error}; write {REQUIREMENT_FORM}") from error
+        chars += len(text)
+        if chars > MAX_REQUESTED_PACKAGES_CHARS:
+            problem = f"has more than {MAX_REQUESTED_PACKAGES_CHARS:,} characters; request fewer packages or bounds"
+            raise invalid("packages", problem)
         if len({each.marker for each in found if each.marker}) > MAX_MARKERS:
             raise invalid("packages", f"has more than {MAX_MARKERS} different markers")
     try:

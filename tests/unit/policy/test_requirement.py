@@ -40,13 +40,13 @@ WORLD = [
     ("x; os.name == 'posix' and sys_platform != 'win32'", 'x; os_name == "posix" and sys_platform != "win32"'),
     ("x; python_full_version == '3.11.4'", 'x; python_full_version == "3.11.4"'),
     ("x; platform_machine == 'aarch64'", 'x; platform_machine == "aarch64"'),
+    ("x; sys_platform == 'win32'", 'x; sys_platform == "win32"'),  # the resolver leaves it out, as pip does
     ("x; (python_version < '3.10' or (os_name == 'posix'))", 'x; python_version < "3.10" or os_name == "posix"'),
 ]
 
 ADDRESS = "is a URL, but packages come from the daemon's index only"
 PATH = "is a path, but packages come from the daemon's index only"
 OPTION = "is an option; options of pip or uv can't be given"
-NOTHING = "has a marker that excludes every CPython 3 on Linux"
 
 REFUSED = [
     ("", "is empty"),
@@ -112,14 +112,6 @@ REFUSED = [
     ("x; y", "can't be read: "),
     ("*", "can't be read: "),
     (f"x[{','.join(f'e{number}' for number in range(17))}]", "has more than 16 extras"),
-    ("x; python_version < '0'", NOTHING),
-    ("x; python_version < '3.9'", NOTHING),
-    ("x; sys_platform == 'win32'", NOTHING),
-    ("x; os_name == 'nt' or platform_system == 'Darwin'", NOTHING),
-    ("x; python_full_version < '3.11.4' and python_full_version > '3.11.4'", NOTHING),
-    ("x; implementation_name == 'pypy'", NOTHING),
-    ("x; platform_machine == 'm68k'", NOTHING),
-    ("x; os_name == sys_platform", NOTHING),
     ("x; extra == 'a'", "has a marker about extra, which is unknown before the sandbox is made"),
     ("x; 'a' in extras", "has a marker about extras"),
     ("x; 'a' in dependency_groups", "has a marker about dependency_groups"),
@@ -162,10 +154,14 @@ def test_a_granted_requirement_has_room_for_the_bounds_of_a_policy() -> None:
     assert len(granted.text) > MAX_REQUIREMENT_CHARS and read_granted(granted.text) == granted
 
 
-def test_a_marker_that_is_slow_to_decide_takes_milliseconds() -> None:
-    atoms = " and ".join(["python_full_version >= '3.20.98'", "platform_machine == 'aarch64'"] * 4)
+def test_markers_are_read_in_milliseconds_wherever_they_hold() -> None:
+    """Trying every Python in which a marker might hold took 20 ms of the daemon's only loop for each."""
+    numbers = iter(range(100, 1000))
     began = time.process_time()
-    read_requirement(f"x; {atoms}"[:MAX_REQUIREMENT_CHARS].rpartition(" and ")[0])
+    for _ in range(100):
+        patches = " or ".join(f"python_full_version == '3.20.{next(numbers)}'" for _ in range(3))
+        last = "(python_full_version >= '3.20.99' and platform_machine != 'x86_64')"
+        read_requirement(f"x; {patches} or {last}")
     assert time.process_time() - began < 0.5
 
 

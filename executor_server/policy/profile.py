@@ -202,7 +202,7 @@ class QuotasTable(Section):
     creations_per_minute: Count | None = None
     """Sessions created in any minute."""
     cpu_time_s_per_hour: Seconds | None = None
-    """Seconds of CPU time in any hour: of executions, and of processes that run between them."""
+    """Seconds of CPU time in any hour: of executions, preludes, and processes that run between executions."""
     output_bytes_per_hour: Bytes | None = None
     """Bytes of output of executions in any hour, including output that was cut."""
     calls: Count | None = None

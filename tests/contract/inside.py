@@ -17,6 +17,7 @@ INSIDE: Mapping[str, Mapping[str, str]] = {
     "test_cpu_accounting.py": {
         "test_processes_that_run_between_executions_are_charged_meanwhile": "it observes the session in its process",
         "test_a_session_is_charged_for_what_runs_up_to_its_end": "it observes the session in its process",
+        "test_a_prelude_is_charged_though_it_has_no_result": "it pings the guest in its process",
     },
     "test_egress.py": {
         "test_a_program_reaches_the_process_that_serves_its_listener": _LISTENER,

@@ -65,6 +65,7 @@ class _Charges(Observer):
         self.cpu_time_s += cpu_time_s
 
 
+_BURN_A_WHILE = "import time\nend = time.process_time() + 0.8\nwhile time.process_time() < end: pass"
 _BURNS = """
 import os, time
 if os.fork() == 0:
@@ -97,6 +98,14 @@ if os.fork() == 0:
     assert run.outcome == "succeeded"
     assert await eventually_async(lambda: charges.cpu_time_s + run.ended.usage.cpu_time_s > 0.9)
     assert charges.cpu_time_s < 1.5
+
+
+@promise("charge-background")
+async def test_a_prelude_is_charged_though_it_has_no_result(harness: Harness) -> None:
+    """A prelude could burn its 60 s in each new session for nothing."""
+    session = await harness.session(prelude=_BURN_A_WHILE)
+    run = await harness.run(session, "1")
+    assert await harness.spent_cpu_s(session, run) > 0.75
 
 
 @promise("charge-background")

@@ -23,11 +23,15 @@ default = "open"
 [profiles.open]
 [profiles.few.quotas]
 sessions = 2
+[profiles.computing]
+processes.allowed = true
 [profiles.computing.quotas]
 cpu_time_s_per_hour = 0.5
 [tenants.few]
 profile = "few"
 [tenants.computing]
+profile = "computing"
+[tenants.preparing]
 profile = "computing"
 """
 _BURN = "import time\nend = time.process_time() + 0.6\nwhile time.process_time() < end: pass"
@@ -120,6 +124,29 @@ def test_a_killed_daemon_forgives_nothing_that_is_a_second_old() -> None:
             recovered = again.get_session(session.session_id)
             assert "cpu_time_s_per_hour" in refusal(lambda: recovered.execute("1")).message
             recovered.close()
+
+
+def test_no_code_starts_by_any_call_after_the_cpu_time_of_an_hour(tenants: Tenants) -> None:
+    """Only executions were refused: processes and new sessions with a prelude went on without end."""
+    with tenants.client("computing") as client, client.create_session() as session:
+        session.execute(_BURN)
+        starts: list[Callable[[], object]] = [
+            lambda: session.execute("1"),
+            lambda: session.processes.run(["true"]),
+            lambda: client.create_session(prelude="1"),
+            lambda: session.set_variables({"x": 1}),
+        ]
+        for start in starts:
+            assert "cpu_time_s_per_hour" in refusal(start).message
+        assert list(session.get_variables(["end"])) == ["end"]
+
+
+def test_the_cpu_time_of_a_prelude_is_charged(tenants: Tenants) -> None:
+    """It was not, though a prelude may use 60 s, and the same time of processes was then free, too."""
+    with tenants.client("preparing") as client:
+        client.create_session(prelude=_BURN).close()
+        with client.create_session() as session:
+            assert "cpu_time_s_per_hour" in refusal(lambda: session.execute("1")).message
 
 
 def _is_written(state_dir: Path) -> bool:

@@ -70,7 +70,11 @@ def _handler(method: _Descriptor, fleet: FrontFleet) -> Handler:
     session_in = _reader(first_parts)
 
     def route(request: bytes, context: Context) -> tuple[FrontLink, Metadata]:
-        return _routed(fleet, path, session_in(_parsed(request_class, request)), context)
+        parsed = _parsed(request_class, request)
+        routed = _routed(fleet, path, session_in(parsed), context)
+        if _starts_code(method.name, parsed):
+            fleet.usage.check_use(current_principal.get().tenant)
+        return routed
 
     async def unary(request: bytes, context: Context) -> bytes:
         link, metadata = route(request, context)
@@ -104,6 +108,17 @@ def _handler(method: _Descriptor, fleet: FrontFleet) -> Handler:
     if method.server_streaming:
         return grpc.unary_stream_rpc_method_handler(cast("Any", answers))
     return grpc.unary_unary_rpc_method_handler(cast("Any", unary))
+
+
+def _starts_code(method: str, request: Message) -> bool:
+    """True for calls that a node refuses while the tenant's CPU time or output is spent; the front knows the sums.
+
+    Execute and CreateSession are checked where they are counted.
+    """
+    if method == "RegisterTools":
+        tools = cast("service_pb.RegisterToolsRequest", request).tools
+        return any(tool.HasField("shipped") for tool in tools)
+    return method in ("StartProcess", "SetVariables", "RestoreState")
 
 
 def _execute(path: str, fleet: FrontFleet) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:

@@ -170,6 +170,8 @@ class SessionCreator:
         spec = self._asking.decided(
             principal, "", request.request_id, lambda approved: self._policy().decide(principal, asked, approved)
         )
+        if spec.prelude:
+            self._fleet.usage.check_use(principal.tenant)
         creation = self._reservations.begin(principal.tenant, request.request_id, lease_clock())
         making = _Making(principal, request, creation)
         self._making[making.key] = making

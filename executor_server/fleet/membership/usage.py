@@ -3,8 +3,8 @@
 Nodes report sums for each tenant: executions now; CPU time, output and egress bytes within the last hour. Each node
 holds its tenants to the whole quota by itself. The front checks each execution before it passes the call on:
 
-- CPU time and output: against the reported sums. A quota can be exceeded by the executions that run when it is reached,
-  and by what the nodes have not reported yet.
+- CPU time and output: against the reported sums, also before other calls that start code. A quota can be exceeded by
+  what runs when it is reached, and by what the nodes have not reported yet.
 - Executions: it counts those that it has passed on, and those that nodes report without an open call. On a node with
   executions of an earlier front a call may repeat one, so there the front counts only its own: at most the quota again.
 
@@ -177,6 +177,11 @@ class FleetUsage:
         if not here.earlier:  # else the call may repeat one of those, which the node knows
             count += sum(each.earlier for each in found.nodes.values())
         check_number("executions", count, quotas.executions, EXECUTION_RETRY_S)
+        self.check_use(tenant)
+
+    def check_use(self, tenant: str) -> None:
+        """Raises ResourceExhausted if the tenant has used its CPU time or its output of an hour on all nodes."""
+        quotas, found = self._quotas_of(tenant), self._tenants.get(tenant, _Tenant())
         cpu_time_s = found.sums[0] / _MICRO
         for quota, used, most in (
             ("cpu_time_s_per_hour", cpu_time_s, quotas.cpu_time_s_per_hour),

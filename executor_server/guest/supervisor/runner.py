@@ -92,7 +92,7 @@ class Runner:
         self._channel = channel
         self._child_processes = child_processes
         self._cpu = cpu
-        self._charged_cpu_s = 0.0  # spent by runs that have ended
+        self._charged_cpu_s = 0.0  # spent by executions that have ended
         self._on_end = on_end
         self._copies = copies
         self._count = 0
@@ -114,6 +114,11 @@ class Runner:
     @property
     def busy(self) -> bool:
         return self.run is not None
+
+    @property
+    def executing(self) -> bool:
+        """True during an execution; false during the prelude."""
+        return self.run is not None and self.run.visible
 
     @property
     def has_run(self) -> bool:
@@ -446,8 +451,8 @@ class Runner:
         return self.run.cpu.settled_s() if self.run is not None and self.run.cpu is not None else 0.0
 
     def charged_cpu_s(self) -> float:
-        """Returns the CPU seconds of all runs so far."""
-        return self._charged_cpu_s + self.cpu_time_s()
+        """Returns the CPU seconds in the results of executions so far. A prelude has no result."""
+        return self._charged_cpu_s
 
     def finish(
         self,
@@ -473,7 +478,8 @@ class Runner:
             run.logs.say_notice(f"{NOT_INSTALLED}\n")
         run.oom_suspect = oom_suspect
         run.cpu_time_s = self.cpu_time_s() if cpu_time_s is None else cpu_time_s
-        self._charged_cpu_s += run.cpu_time_s
+        if run.visible:
+            self._charged_cpu_s += run.cpu_time_s
         resident_bytes = self._child_processes.interpreter.memory_bytes(b"VmHWM:")
         run.peak_memory_bytes = max(run.peak_memory_bytes, resident_bytes)
         held = [pipe for pipe in run.pipes if not pipe.ended and run.phase == Phase.RUNNING]

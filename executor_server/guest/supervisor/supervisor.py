@@ -188,7 +188,7 @@ class Supervisor:
         self._background.on_new_daemon()
 
     def _pong(self) -> messages.Pong:
-        return messages.Pong(background_cpu_time_s=self._background_cpu.spent_s(busy=self._runner.busy))
+        return messages.Pong(background_cpu_time_s=self._background_cpu.spent_s(executing=self._runner.executing))
 
     # -- frames of the daemon ------------------------------------------------------------------------------------
 
@@ -305,6 +305,8 @@ class Supervisor:
             raise FrameError(f"rules of {request.settings} bytes in a body of {len(body)}")
         self._hold_to(body[: request.settings])
         prelude = body[request.settings + request.env :].decode("utf-8", "replace")
+        if prelude:
+            self._background_cpu.begin()
         if env := body[request.settings : request.settings + request.env]:
             from ..processes.environment import check_time_zone, read_variables
 

@@ -216,9 +216,9 @@ class CpuMeter:
 
 
 class BackgroundCpu:
-    """CPU time of the sandbox outside executions, since the session's first request.
+    """CPU time of the sandbox outside executions, since the session's prelude or first request.
 
-    It comes from checks of sources, replaced interpreters, and background processes.
+    It comes from checks of sources, preludes, replaced interpreters, and background processes.
     """
 
     def __init__(self, sandbox: SandboxCpu, charged_cpu_s: Callable[[], float]) -> None:
@@ -232,9 +232,12 @@ class BackgroundCpu:
         if self._before_s is None:
             self._before_s = self._sandbox.total_s()
 
-    def spent_s(self, *, busy: bool) -> float:
-        """Returns the CPU seconds; during a run (`busy`) the last value: `look` would take lost time from the run."""
-        if self._before_s is not None and not busy:
+    def spent_s(self, *, executing: bool) -> float:
+        """Returns the CPU seconds; during an execution the last value: `look` would take lost time from it.
+
+        A running prelude is included, since its session may end before it does.
+        """
+        if self._before_s is not None and not executing:
             spent_s = self._sandbox.total_s() - self._before_s - self._charged_cpu_s()
             self._reported_s = max(self._reported_s, spent_s)
         return self._reported_s

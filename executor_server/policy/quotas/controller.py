@@ -53,6 +53,8 @@ class Admission(AdmissionController):
         self._log = log
 
     async def session(self, principal: Principal, request_id: str, spec: SessionSpec) -> Callable[[], None]:
+        if spec.prelude:
+            self._quotas.check_use(principal.tenant)
         release = self._quotas.reserve_session(principal.tenant)
         try:
             await self.request(principal, request_id, spec)
@@ -104,12 +106,16 @@ class Admission(AdmissionController):
         await self._record_in(session, AuditKind.TOOL_ANSWERED, fields)
 
     async def tools(self, session: SessionFacts, tools: Sequence[ToolSpec]) -> None:
+        if any(tool.shipped is not None for tool in tools):
+            self._check_use(session)
         await self._record_in(session, AuditKind.TOOLS_REGISTERED, of_tools(session, tools))
 
     async def imports(self, session: SessionFacts, patterns: Sequence[str]) -> None:
         await self._record_in(session, AuditKind.IMPORTS_AUTHORIZED, of_names(patterns))
 
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
+        if write:  # a pickled value runs code
+            self._check_use(session)
         kind = AuditKind.VARIABLES_SET if write else AuditKind.VARIABLES_READ
         await self._record_in(session, kind, of_names(names))
 
@@ -117,6 +123,7 @@ class Admission(AdmissionController):
         await self._record_in(session, AuditKind.STATE_REQUESTED, {})
 
     async def state_restore(self, session: SessionFacts, state: StateFacts) -> None:
+        self._check_use(session)
         await self._record_in(session, AuditKind.STATE_RESTORED, of_state(state))
 
     async def savepoint(self, session: SessionFacts, back_to: int | None) -> None:
@@ -132,6 +139,7 @@ class Admission(AdmissionController):
         await self._record_in(session, AuditKind.FILE_REQUESTED, {"path": path, "archive": tar})
 
     async def process(self, session: SessionFacts, process: ProcessFacts) -> None:
+        self._check_use(session)
         await self._record_in(session, AuditKind.PROCESS_REQUESTED, of_command(session, process))
 
     async def port(self, session: SessionFacts, port: int) -> None:
@@ -142,6 +150,9 @@ class Admission(AdmissionController):
 
     async def action(self, session: SessionFacts, kind: str, facts: Mapping[str, str | int | bool]) -> None:
         await self._record_in(session, AuditKind(kind), facts)
+
+    def _check_use(self, session: SessionFacts) -> None:
+        self._quotas.check_use(session.owner.tenant)
 
     async def _record_in(self, session: SessionFacts, kind: AuditKind, fields: Mapping[str, Any]) -> None:
         await self._record(kind, {**of_session(session), **fields}, fail_closed=session.audit.fail_closed)

@@ -10,8 +10,9 @@ part of a window counts until all of it is older than the window, so a quota hol
 CPU time and output are known when an execution has ended, and an execution keeps its granted limits even if less of a
 quota is left. So an hour's use can pass its quota by what the executions that run at one time may use, at most
 `quotas.executions` times their limits. An execution without a measured use, because its session was deleted or lost, is
-charged the most CPU time that it can have used, and the output that had arrived. CPU time between executions is charged
-when the guest reports it, with each ping.
+charged the most CPU time that it can have used, and the output that had arrived. CPU time outside executions, such as
+that of processes and preludes, is charged when the guest reports it, with each ping. Whatever starts code of the tenant
+in a sandbox is refused while one of these quotas is spent.
 
 Bytes of the network are charged as the egress proxy reports them. Their quota refuses no execution: when it is spent,
 the tenant's sessions have no network until there is room again (egress_windows.py).
@@ -184,11 +185,10 @@ class Quotas(Observer):
     ) -> Callable[[], None]:
         """Reserves one execution and returns the function that releases it. Raises ResourceExhausted."""
         tenant = session.owner.tenant
-        quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
+        quotas, counted = self._quotas_of(tenant), self._tenant(tenant)
         there = len(counted.executions) + len(counted.reserved_executions)
         check_number("executions", there, quotas.executions, EXECUTION_RETRY_S)
-        check_window("cpu_time_s_per_hour", counted.cpu_time_s, quotas.cpu_time_s_per_hour, now_s)
-        check_window("output_bytes_per_hour", counted.output_bytes, quotas.output_bytes_per_hour, now_s)
+        self.check_use(tenant)
         key = (session.session_id, execution_id)
         counted.reserved_executions[key] = limits.cpu_time_s
 
@@ -196,6 +196,12 @@ class Quotas(Observer):
             counted.reserved_executions.pop(key, None)
 
         return release
+
+    def check_use(self, tenant: str) -> None:
+        """Raises ResourceExhausted if the tenant has used the CPU time or output of its hour: no code may start."""
+        quotas, counted, now_s = self._quotas_of(tenant), self._tenant(tenant), self._clock()
+        check_window("cpu_time_s_per_hour", counted.cpu_time_s, quotas.cpu_time_s_per_hour, now_s)
+        check_window("output_bytes_per_hour", counted.output_bytes, quotas.output_bytes_per_hour, now_s)
 
     def reserve_call(self, tenant: str, *, beyond: int = 0) -> Callable[[], None]:
         """Counts an open call, up to `beyond` above the quota; returns what releases it. Raises ResourceExhausted."""

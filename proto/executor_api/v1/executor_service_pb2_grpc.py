@@ -250,9 +250,9 @@ class ExecutorServiceServicer(object):
     def CreateSession(self, request, context):
         """Makes a session: a sandbox with one interpreter. Repeated with the same request_id: the same session, unchanged.
         INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
-        RESOURCE_EXHAUSTED (too many sessions; the message lists the caller's own), UNAVAILABLE (no sandbox can be made
-        now; with reason IMAGE_NOT_READY: the image is missing or is being fetched, or the environment of the packages is
-        being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made from these packages).
+        RESOURCE_EXHAUSTED (too many sessions, the message lists the caller's own; or, with a prelude, a quota is full),
+        UNAVAILABLE (no sandbox can be made now; with reason IMAGE_NOT_READY: the image is missing or is being fetched, or
+        the environment of the packages is being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made from these packages).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -368,7 +368,8 @@ class ExecutorServiceServicer(object):
 
     def RegisterTools(self, request, context):
         """Replaces the tools of a session. INVALID_ARGUMENT (also when a shipped tool can't be made in the sandbox, with the
-        reason; the tools before are then still in place), PERMISSION_DENIED, NOT_FOUND, FAILED_PRECONDITION.
+        reason; the tools before are then still in place), PERMISSION_DENIED, NOT_FOUND, FAILED_PRECONDITION,
+        RESOURCE_EXHAUSTED (with a shipped tool, a quota is full).
         Waits for the executions ahead of it. Repeating is harmless.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -496,7 +497,8 @@ class ExecutorServiceServicer(object):
         in that session's sandbox. The first message names the session. What can be restored is restored; the manifest
         names the rest. INVALID_ARGUMENT (not an archive, or not whole, or its variables end the interpreter),
         PERMISSION_DENIED (the policy; or an archive of another daemon or tenant, unless it allows those), NOT_FOUND,
-        FAILED_PRECONDITION (the session has been used, or is lost), RESOURCE_EXHAUSTED (too large, or too many at once).
+        FAILED_PRECONDITION (the session has been used, or is lost), RESOURCE_EXHAUSTED (too large, or too many at once, or
+        a quota is full).
         Repeated with the same archive: the same answer, and nothing is restored twice. With another: FAILED_PRECONDITION.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
@@ -518,8 +520,8 @@ class ExecutorServiceServicer(object):
         held. INVALID_ARGUMENT (a field's form; with reason COMMAND_NOT_FOUND or COMMAND_NOT_EXECUTABLE: the program; with
         reason FILE_NOT_DIRECTORY or FILE_PERMISSION_DENIED: the working directory; the id used for another command),
         PERMISSION_DENIED (the policy), NOT_FOUND (the session; with reason CWD_NOT_FOUND: the working directory),
-        RESOURCE_EXHAUSTED (too many processes; arguments that the kernel does not accept), FAILED_PRECONDITION (the
-        session is lost), UNAVAILABLE (draining, or the audit log can't be written).
+        RESOURCE_EXHAUSTED (too many processes; arguments that the kernel does not accept; a quota is full),
+        FAILED_PRECONDITION (the session is lost), UNAVAILABLE (draining, or the audit log can't be written).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 
 from executor_api.v1 import executor_service_pb2 as service_pb
+from executor_api.v1 import types_pb2 as pb
+from executor_server.fleet.membership import NodeReport, TenantUse
 from tests.rpc.edge import refused
 from tests.rpc.fleet.conftest import Fleet
-from tests.support.polling import eventually_async
+from tests.support.polling import eventually_async, eventually_awaited
 
 
 async def test_a_stream_of_events_passes_whole_and_in_order(fleet: Fleet) -> None:
@@ -204,3 +207,31 @@ async def test_a_node_whose_connection_breaks_is_unavailable_until_it_comes_back
 async def _each(*messages: bytes) -> AsyncIterator[bytes]:
     for message in messages:
         yield message
+
+
+async def test_no_code_starts_after_the_cpu_time_that_nodes_have_used_together(fleet: Fleet) -> None:
+    """Each node knows its own part only, and the front checked nothing but executions."""
+
+    def half(report: NodeReport) -> NodeReport:
+        return replace(report, tenants={"local": TenantUse(cpu_time_s=5.0)})
+
+    policy = 'default = "default"\n[profiles.default.quotas]\ncpu_time_s_per_hour = 10\n'
+    alpha = await fleet.node("alpha")
+    front = await fleet.front(alpha, await fleet.node("beta", report=half), policy=policy)
+    session_id = (await front.create("r1", prelude="1")).session_id
+    alpha.report = half
+    set_variables = service_pb.SetVariablesRequest(session_id=session_id)
+    start = service_pb.StartProcessRequest(session_id=session_id, process_id="p1", argv=["true"])
+    shipped = pb.ToolSpec(name="t", shipped=pb.ShippedTool())
+    register = service_pb.RegisterToolsRequest(session_id=session_id, tools=[shipped])
+    create = service_pb.CreateSessionRequest(request_id="r2", prelude="1")
+    spent = ("RESOURCE_EXHAUSTED", "QUOTA_EXCEEDED")
+
+    async def is_spent() -> bool:
+        return await refused(front.service.SetVariables(set_variables, metadata=front.auth)) == spent
+
+    assert await eventually_awaited(is_spent)
+    assert await refused(front.service.StartProcess(start, metadata=front.auth).read()) == spent
+    assert await refused(front.service.RegisterTools(register, metadata=front.auth)) == spent
+    assert await refused(front.service.CreateSession(create, metadata=front.auth)) == spent
+    assert (await front.create("r3")).session_id

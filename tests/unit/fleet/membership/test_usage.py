@@ -148,6 +148,8 @@ def test_sums_of_an_hour_hold_over_all_nodes(use: dict[str, Any], quota: str) ->
     fleet.report("n2", **use)
     with pytest.raises(ResourceExhausted, match=f"quota {quota}: .* on all nodes"):
         fleet.begin("1")
+    with pytest.raises(ResourceExhausted, match=f"quota {quota}: .* on all nodes"):
+        fleet.usage.check_use("t")
 
 
 def test_what_is_left_of_the_egress_quota_is_divided_among_the_nodes() -> None:

@@ -17,13 +17,18 @@ from executor_server.core.model import (
     AuditRules,
     BlobRef,
     ExecutionLimits,
+    Outcome,
+    Result,
     SandboxSpec,
     SessionFacts,
     ShippedTool,
     ToolCall,
     ToolSource,
     ToolSpec,
+    Usage,
+    VariablesState,
 )
+from executor_server.core.processes import ProcessFacts
 from executor_server.policy.audit.log import AuditLog
 from executor_server.policy.profile import QuotasTable
 from executor_server.policy.quotas.controller import Admission
@@ -152,6 +157,7 @@ async def test_a_quota_that_is_used_up_refuses_before_anything_is_written(log: A
 
 
 STATE = StateFacts("ab" * 32, 100, 3, 2, is_foreign=True, from_session="s0")
+SHIPPED = ToolSpec("b", "", (), is_final_answer=False, shipped=ShippedTool(b"packed"))
 EFFECTS: dict[str, Callable[[Admission, SessionFacts], Awaitable[object]]] = {
     "execution": lambda admission, session: admission.execution(session, "e", CODE, LIMITS),
     "answer": lambda admission, session: admission.tool_answer(session, "e", Answer("c", 1, failed=False)),
@@ -178,6 +184,40 @@ async def test_nothing_happens_unrecorded_where_the_profile_is_fail_closed(
 async def test_everything_goes_on_where_the_profile_is_not(admission: Admission, directory: Path, effect: str) -> None:
     directory.rename(directory.with_name("hidden"))
     await EFFECTS[effect](admission, facts())
+
+
+STARTS: dict[str, Callable[[Admission, SessionFacts], Awaitable[object]]] = {
+    "execution": EFFECTS["execution"],
+    "process": lambda admission, session: admission.process(session, ProcessFacts("p", ("true",), (), has_pty=False)),
+    "prelude": lambda admission, _session: admission.session(PRINCIPAL, "r", SPEC),
+    "shipped tool": lambda admission, session: admission.tools(session, [SHIPPED]),
+    "pickled variable": lambda admission, session: admission.variables(session, ["x"], write=True),
+    "pickled state": EFFECTS["restore"],
+}
+
+
+@pytest.mark.parametrize("start", STARTS)
+@pytest.mark.parametrize("quota", ["cpu_time_s_per_hour", "output_bytes_per_hour"])
+async def test_nothing_starts_code_after_the_use_of_an_hour(
+    log: AuditLog, directory: Path, start: str, quota: str
+) -> None:
+    quotas = Quotas(lambda _tenant: QuotasTable.model_validate({quota: 5}))
+    usage = Usage(wall_time_s=1.0, cpu_time_s=5.0, output_bytes=5)
+    quotas.execution_ended(facts(), "e", Result(Outcome.SUCCEEDED, VariablesState.KEPT, 1, usage), 1.0)
+    admission = Admission(quotas, FairSemaphore(1), log)
+    with pytest.raises(ResourceExhausted, match=quota):
+        await STARTS[start](admission, facts())
+    assert records(directory) == []
+
+
+async def test_what_starts_no_code_goes_on_after_the_use_of_an_hour(log: AuditLog) -> None:
+    quotas = Quotas(lambda _tenant: QuotasTable(cpu_time_s_per_hour=5))
+    quotas.background_used(facts(), 5.0)
+    admission = Admission(quotas, FairSemaphore(1), log)
+    await admission.session(PRINCIPAL, "r", replace(SPEC, prelude=""))
+    await admission.tools(facts(), [replace(SHIPPED, shipped=None)])
+    await admission.variables(facts(), ["x"], write=False)
+    await admission.file_get(facts(), "a", tar=False)
 
 
 async def test_a_tool_is_not_called_unrecorded_where_the_profile_is_fail_closed(

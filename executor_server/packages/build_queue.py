@@ -29,8 +29,10 @@ from executor_server.packages.index import Request
 from executor_server.packages.lock import Lock
 from executor_server.packages.observer import BuildEnd, EnvironmentObserver, EnvironmentUse, Outcome
 
-MAX_QUEUED = 64
+MAX_QUEUED = 256
 """Builds that wait for their turn."""
+MAX_QUEUED_OF_TENANT = 64
+"""Likewise those that one tenant was the first to request: it must leave room for the others."""
 FAILED_S = 60.0
 """Seconds for which a temporary failure is remembered."""
 REFUSED_S = 600.0
@@ -135,16 +137,22 @@ class Builds:
         """Returns the build of a request, begun now unless it is under way. Raises ImageNotReady when too many wait."""
         build = self._builds.get((request, False))
         if build is None:
+            if (queued := self._queued_of(use.requester)) >= MAX_QUEUED_OF_TENANT:
+                raise refusals.queue_full(request.packages.requirements, f"{queued} others of this tenant")
             if self.queued >= MAX_QUEUED:
-                raise refusals.queue_full(request.packages.requirements, self.queued)
+                raise refusals.queue_full(request.packages.requirements, f"{self.queued} others")
             build = self._begin(Build(request, use, is_refresh=False))
         return build
 
     def refresh(self, request: Request, use: EnvironmentUse) -> None:
         """Resolves a request again in the background, unless that is under way or failed recently."""
         may_begin = (request, True) not in self._builds and self._failure(request, is_refresh=True) is None
-        if may_begin and self.queued < MAX_QUEUED:
+        has_room = self.queued < MAX_QUEUED and self._queued_of(use.requester) < MAX_QUEUED_OF_TENANT
+        if may_begin and has_room:
             self._begin(Build(request, use, is_refresh=True))
+
+    def _queued_of(self, requester: str) -> int:
+        return sum(not build.has_turn and build.use.requester == requester for build in self.under_way)
 
     async def close(self) -> None:
         """Cancels all builds, and waits until they have cleaned up."""

@@ -36,8 +36,8 @@ def being_made(requirements: Sequence[str], progress: Progress) -> ImageNotReady
     return ImageNotReady(f"{name_of(requirements)} is being made: {progress}", retry_after_s=RETRY_S, progress=progress)
 
 
-def queue_full(requirements: Sequence[str], queued: int) -> ImageNotReady:
-    text = f"{name_of(requirements)} can't be made yet: {queued} others wait to be made"
+def queue_full(requirements: Sequence[str], queued: str) -> ImageNotReady:
+    text = f"{name_of(requirements)} can't be made yet: {queued} wait to be made"
     return ImageNotReady(text, retry_after_s=QUEUE_RETRY_S)
 
 

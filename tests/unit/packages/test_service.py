@@ -133,6 +133,23 @@ async def test_the_queue_has_an_end(bench: Bench, monkeypatch: pytest.MonkeyPatc
     assert full.retry_after_s == 5.0 and full.progress is None
 
 
+async def test_a_tenant_that_fills_its_part_of_the_queue_leaves_room_for_others(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One tenant could keep all others from packages: `numpy>=1.1`, `numpy>=1.2` and so on filled the whole queue."""
+    monkeypatch.setattr(build_queue, "MAX_QUEUED_OF_TENANT", 2)
+    service = await bench.service(EnvironmentSettings(concurrency=1))
+    bench.builder.may_make.clear()
+    with requested_by("greedy"):
+        await asyncio.gather(*(refused(service, packages(f"p{number}")) for number in range(3)))
+        full = await refused(service, packages("one-too-many"))
+    end = "can't be made yet: 2 others of this tenant wait to be made"
+    assert str(full) == f"the environment of one-too-many {end}"
+    with requested_by("modest"):
+        waiting = await refused(service, packages("q"))
+    assert waiting.progress == Progress("waiting for other environments")
+
+
 async def test_conflict_is_answered_from_memory_and_is_final(bench: Bench) -> None:
     service = await bench.service()
     bench.builder.fail_resolve = lambda: EnvironmentFailed("no version of numpy fits both")

@@ -195,7 +195,7 @@ class UvBuilder:
     async def _resolved(self, sandbox: UvSandbox, known: Collection[str] | None) -> tuple[Wheel, ...]:
         text = b"".join([chunk async for chunk in sandbox.running.take_file(_LOCK_NAME, MAX_LOCK_BYTES)])
         try:
-            return read_resolved(text.decode(), known)
+            return await asyncio.to_thread(read_resolved, text.decode(), known)
         except (LockError, UnicodeDecodeError) as error:
             raise EnvironmentFailed(f"the packages can't be locked: {error}") from error
 

@@ -18,11 +18,13 @@ from urllib.parse import unquote, urlsplit
 
 from packaging.utils import canonicalize_name
 
-MAX_LOCK_BYTES = 8 * 2**20
-"""One package with wheels for every platform takes 10 kB."""
+MAX_LOCK_BYTES = 4 * 2**20
+"""One package with wheels for every platform takes 10 kB; of those that uv prints, most take 0.4 kB."""
 MAX_PINS = 2000
 _MAX_HASHES = 1000  # one version has wheels for every platform and Python
 _MAX_MARKER_CHARS = 1000
+# Outside of quotes, uv prints dots only in times. A limit on a line limits the parts of a dotted key.
+_MAX_DOTS_IN_LINE = 64
 
 _ID_CHARS = 32  # 128 bits of a hash: two locks with one id can't be found
 
@@ -32,6 +34,10 @@ _MARKER_TEXT = r"[A-Za-z0-9_.,'\"<>=!~() *+-]+"
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _URL = re.compile(r"https?://[!-~]{1,2000}")
 _FILE_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+!-]{1,240}\.whl")
+
+
+# Each match ends with its line at the latest and never fails, so that hostile quotes take linear time.
+_QUOTED = re.compile(r"""\"(?:[^"\\\n]|\\.)*"?|'[^'\n]*'?""")
 
 
 class LockError(ValueError):
@@ -126,15 +132,16 @@ def canonical(wheels: Iterable[Wheel]) -> str:
 
 def read_lock_file(text: str) -> tuple[Pin, ...]:
     """Reads a pylock.toml: versions whose wheels have hashes. Its download addresses are ignored. Raises LockError."""
-    return _checked(map(_read_package, _packages(text)))
+    return _checked(map(_read_package, _packages(text, by_uv=False)))
 
 
 def read_resolved(text: str, known: Collection[str] | None = None) -> tuple[Wheel, ...]:
     """Reads the pylock.toml that uv printed for one interpreter; returns the best wheel of each package.
 
     uv lists all wheels that the interpreter can use. `known`: take only files with these hashes. Raises LockError.
+    Blocks, for seconds with the longest texts.
     """
-    packages = _packages(text)
+    packages = _packages(text, by_uv=True)
     pins = _checked(map(_read_package, packages))
     wheels = tuple(sorted(_best_wheel(package, known) for package in packages))
     if len(wheels) != len({pin.name for pin in pins}):
@@ -142,12 +149,14 @@ def read_resolved(text: str, known: Collection[str] | None = None) -> tuple[Whee
     return wheels
 
 
-def _packages(text: str) -> list[Any]:
+def _packages(text: str, *, by_uv: bool) -> list[Any]:
     if len(text) > MAX_LOCK_BYTES:
         raise LockError(f"it is longer than {MAX_LOCK_BYTES:,} characters")
+    if by_uv:
+        _check_form(text)
     try:
         found = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+    except (ValueError, RecursionError) as error:  # a number of too many digits is a plain ValueError
         raise LockError("it is no TOML") from error
     if not str(found.get("lock-version", "")).startswith("1."):
         raise LockError('its lock-version is not "1.0"')
@@ -155,6 +164,14 @@ def _packages(text: str) -> list[Any]:
     if not isinstance(packages, list):
         raise LockError("it has no packages")
     return packages
+
+
+def _check_form(text: str) -> None:
+    """Refuses text that uv never prints: tomllib needs the square of the parts of a key, 3 s for 32 kB of "a.a.a…"."""
+    if '"""' in text or "'''" in text:  # _QUOTED is right without these only
+        raise LockError("it has text of several lines, which uv never prints")
+    if any(line.count(".") > _MAX_DOTS_IN_LINE for line in _QUOTED.sub("", text).split("\n")):
+        raise LockError("it has a dotted key of many parts, which uv never prints")
 
 
 def _read_package(package: Any) -> Pin:

@@ -106,6 +106,35 @@ def test_everything_else_is_refused(refused: str) -> None:
         read_resolved(printed(refused))
 
 
+@pytest.mark.parametrize(
+    "hidden",
+    [
+        "{} = 1",
+        "[{}]",
+        "x = {{ y = '\"', {} = 1 }}",
+        'x = {{ y = "\\"", {} = \'"\' }}',
+        "# '\n{} = 1 # '",
+        'x = """\n " """\n{} = "',
+        "x = '''\n'''\n{} = ''",
+    ],
+)
+def test_keys_that_take_tomllib_the_square_of_their_parts_are_refused_unread(hidden: str) -> None:
+    """Half a megabyte of them would take a quarter of an hour."""
+    text = printed(hidden.format("a." * 250_000 + "a"), package("alpha"))
+    with pytest.raises(LockError, match="which uv never prints"):
+        read_resolved(text)
+
+
+def test_quotes_without_end_are_refused_in_linear_time() -> None:
+    with pytest.raises(LockError, match="no TOML"):
+        read_resolved(printed('x = "' + '\\"' * 1_000_000))
+
+
+def test_a_number_of_too_many_digits_is_no_lock() -> None:
+    with pytest.raises(LockError, match="no TOML"):
+        read_resolved(printed("x = " + "1" * 5000))
+
+
 def test_a_lock_may_not_be_endless() -> None:
     with pytest.raises(LockError, match="2,000"):
         read_resolved(printed(*(package(f"a{n}") for n in range(2001))))

@@ -252,7 +252,8 @@ class ExecutorServiceServicer(object):
         INVALID_ARGUMENT (a field's form), PERMISSION_DENIED (more than the policy grants; every violation is listed),
         RESOURCE_EXHAUSTED (too many sessions, the message lists the caller's own; or, with a prelude, a quota is full),
         UNAVAILABLE (no sandbox can be made now; with reason IMAGE_NOT_READY: the image is missing or is being fetched, or
-        the environment of the packages is being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be made from these packages).
+        the environment of the packages is being made), FAILED_PRECONDITION with reason ENVIRONMENT_FAILED (it can't be
+        made from these packages).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -6,7 +6,6 @@ Nothing here does I/O; `executor_client.aio_computer` does.
 from __future__ import annotations
 
 import fnmatch
-import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -32,6 +31,10 @@ LINES_SHOWN_MAX = 2_000
 LINE_CHARS_MAX = 1_000
 SHOWN_CHARS_MAX = 60_000
 MATCHES_MAX = 200
+OCCURRENCES_MAX = 20
+"""Places where an edit's text occurs, of which a model is told."""
+PATTERN_CHARS_MAX = 4_000
+"""Limit of a regular expression, and of a glob, whose compilation takes far longer than its transfer."""
 ENTRIES_MAX = 500
 TIMEOUT_S = 120
 """Default time limit of a command, in seconds."""
@@ -120,33 +123,55 @@ def numbered(path: str, text: str, first_line: int | None, last_line: int | None
 
 
 def replaced_once(path: str, text: str, old: str, new: str) -> tuple[str, int]:
-    """Replaces `old` by `new`, and returns the text and the line. Raises ToolRefusal unless `old` occurs once.
+    """Replaces `old` by `new`, and returns the text and the line.
 
-    Both get the line ends of the text: a model writes \\n, and does not see \\r.
+    Both get the line ends of the text: a model writes \\n, and does not see \\r. Raises ToolRefusal if one of them
+    is too long, or unless `old` occurs once.
     """
+    if max(len(old), len(new)) > FILE_BYTES_MAX:
+        raise ToolRefusal(
+            f"`old` and `new` may have {FILE_BYTES_MAX:,} characters each; use the shell for longer ones."
+        )
     if "\r\n" in text and (old not in text or "\n" not in text.replace("\r\n", "")):
         old, new = (each.replace("\r\n", "\n").replace("\n", "\r\n") for each in (old, new))
-    count = len(re.findall(f"(?={re.escape(old)})", text)) if old else 0  # overlapping ones too
-    if count != 1:
-        raise ToolRefusal(_why_not_once(path, text, old, count))
-    return text.replace(old, new), text[: text.index(old)].count("\n") + 1
-
-
-def _why_not_once(path: str, text: str, old: str, count: int) -> str:
     if not old:
-        return "`old` is empty. write_file creates a file."
-    if count:
-        lines = [text[: found.start()].count("\n") + 1 for found in re.finditer(f"(?={re.escape(old)})", text)]
-        where = ", ".join(map(str, lines[:20]))
-        return f"`old` occurs {count} times in {path!r}, at lines {where}: include more lines around it."
-    first = old.strip().splitlines()[0].strip() if old.strip() else ""
-    near = [number for number, line in enumerate(text.splitlines(), start=1) if first and first in line]
-    hint = f" Its first line is at line {near[0]}; the rest differs, perhaps in spaces." if near else ""
+        raise ToolRefusal("`old` is empty. write_file creates a file.")
+    lines = _lines_of(text, old)
+    if not lines:
+        raise ToolRefusal(_why_missing(path, text, old))
+    if len(lines) > 1:
+        times = str(len(lines)) if len(lines) <= OCCURRENCES_MAX else f"more than {OCCURRENCES_MAX}"
+        where = ", ".join(map(str, lines[:OCCURRENCES_MAX]))
+        raise ToolRefusal(f"`old` occurs {times} times in {path!r}, at lines {where}: include more lines around it.")
+    return text.replace(old, new, 1), lines[0]
+
+
+def _lines_of(text: str, old: str) -> list[int]:
+    """Returns the lines where `old` occurs, overlapping occurrences too, and at most one more than OCCURRENCES_MAX.
+
+    All tenants of an MCP server wait for it, so it reads the text a limited number of times. `find` itself is linear.
+    """
+    lines: list[int] = []
+    line, counted, at = 1, 0, text.find(old)
+    while at >= 0 and len(lines) <= OCCURRENCES_MAX:
+        line += text.count("\n", counted, at)
+        counted = at
+        lines.append(line)
+        at = text.find(old, at + 1)
+    return lines
+
+
+def _why_missing(path: str, text: str, old: str) -> str:
+    first = old.strip().partition("\n")[0].strip()
+    at = text.find(first) if first else -1
+    near = text.count("\n", 0, at) + 1
+    hint = f" Its first line is at line {near}; the rest differs, perhaps in spaces." if at >= 0 else ""
     return f"`old` is not in {path!r}.{hint} read_file shows the file."
 
 
 def listing(listed: FileList, pattern: str | None) -> str:
-    """Returns the matching files of a listing, one on each line."""
+    """Returns the matching files of a listing, one on each line. Raises ToolRefusal for a long pattern."""
+    _check_length(pattern)
     files: Sequence[FileInfo] = [each for each in listed if not each.is_directory and _matches(each.path, pattern)]
     lines = [f"{each.path}  {each.size_bytes:,} B" for each in files[:ENTRIES_MAX]]
     if len(files) > ENTRIES_MAX:
@@ -157,13 +182,21 @@ def listing(listed: FileList, pattern: str | None) -> str:
 
 
 def search_command(expression: str, path: str | None, pattern: str | None) -> list[str]:
-    """Returns the command of a search. Raises ToolRefusal for an invalid regular expression."""
-    try:
-        re.compile(expression)
-    except re.error as error:
-        raise ToolRefusal(f"{expression!r} is not a regular expression: {error}") from error
+    """Returns the command of a search. Raises ToolRefusal for a long expression or pattern.
+
+    The sandbox compiles the expression: some short ones take seconds.
+    """
+    _check_length(expression)
+    _check_length(pattern)
     given = [expression, path or ".", pattern or "", str(MATCHES_MAX), str(LINE_CHARS_MAX), str(FILE_BYTES_MAX)]
     return ["python3", "-I", "-c", _SEARCH, *given]
+
+
+def _check_length(pattern: str | None) -> None:
+    if pattern and len(pattern) > PATTERN_CHARS_MAX:
+        raise ToolRefusal(
+            f"a pattern may have {PATTERN_CHARS_MAX:,} characters, not {len(pattern):,}; use a shorter one"
+        )
 
 
 # Runs in the sandbox: no files are transferred, and a hostile expression only costs the sandbox time.
@@ -171,6 +204,10 @@ _SEARCH = """
 import fnmatch, os, re, sys
 expression, root, pattern, most, chars, size = sys.argv[1:]
 found = shown = 0
+try:
+    matcher = re.compile(expression)
+except (re.error, OverflowError, RecursionError) as error:
+    sys.exit(f"{expression[:100]!r} is not a regular expression: {error}")
 if not os.path.isdir(root):
     sys.exit(f"there is no directory {root!r}")
 for folder, folders, names in os.walk(root):
@@ -188,7 +225,7 @@ for folder, folders, names in os.walk(root):
         if b"\\0" in data[:8192]:
             continue
         for number, line in enumerate(data.decode("utf-8", "replace").split("\\n"), start=1):
-            if re.search(expression, line):
+            if matcher.search(line):
                 print(f"{path}:{number}: {line[:int(chars)]}")
                 found += 1
                 shown += min(len(line), int(chars))

@@ -7,7 +7,7 @@ from typing import TypeVar
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect, Request
 
-from executor_server.gateway.codecs import JSON_VALUES_MAX, has_too_many_values
+from executor_api.json_size import JSON_VALUES_MAX, has_too_many_values
 from executor_server.gateway.errors import Refusal
 
 PROBLEMS_MAX = 10

@@ -12,13 +12,11 @@ from connectrpc.errors import ConnectError
 from google.protobuf.json_format import MessageToJson, Parse, ParseError
 from google.protobuf.message import DecodeError, Message
 
+from executor_api.json_size import JSON_VALUES_MAX, has_too_many_values
+
 MESSAGE_BYTES_MAX = 4 << 20
 """Bytes of one message of a client."""
-
-JSON_VALUES_MAX = 20_000
-"""Values in one JSON text of a client."""
 _PROBLEM_CHARS_MAX = 500
-_NO_MARKS = bytes(sorted(set(range(256)) - set(b'",')))
 
 M = TypeVar("M", bound=Message)
 
@@ -64,18 +62,6 @@ class JsonCodec(Codec[Message, M]):
 
 
 CODECS: tuple[Codec[Message, Message], ...] = (BinaryCodec(), JsonCodec())
-
-
-def has_too_many_values(text: bytes | bytearray) -> bool:
-    """True if a JSON text has more than JSON_VALUES_MAX values, counted by the commas outside of strings.
-
-    Parsers take microseconds for each value: a request of megabytes would hold up all others for seconds.
-    """
-    if text.count(b",") <= JSON_VALUES_MAX:
-        return False
-    marks = text.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    # Two adjacent quotes are an empty string, or an end and a beginning. Dropping them moves no comma into a string.
-    return sum(part.count(b",") for part in marks.replace(b'""', b"").split(b'"')[::2]) > JSON_VALUES_MAX
 
 
 def _refused(message_class: type[Message], problem: str) -> ConnectError:

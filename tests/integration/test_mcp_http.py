@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import socket
@@ -118,6 +119,8 @@ def test_a_host_that_leaves_a_call_ends_its_code(
         ("tenant", {}, b"\xff\xfe\0", 400, "the request is not JSON"),
         ("tenant", {}, b"[" * 100_000, 400, "the request is not JSON"),
         ("tenant", {}, [run_python("1")], 400, ""),
+        ("tenant", {}, [[]] * 20_002, 400, "the request has more than 20,000 values; send data as text or in a file"),
+        ("tenant", {}, json.dumps(['"', *[[]] * 20_002]).encode("utf-16-le"), 400, "the request is not JSON"),
         ("tenant", {"Content-Type": "text/plain"}, run_python("1"), 400, "Invalid Content-Type"),
         ("tenant", {}, b" " * (13 << 20), 413, "the request has more than 12,582,912 bytes"),
         ("tenant", {"Transfer-Encoding": "chunked"}, b" " * (13 << 20), 413, "the request has more than 12,582,912"),
@@ -144,6 +147,11 @@ def test_requests_that_are_not_for_us_are_refused_in_words(
             described = httpx.get(url).json()
             assert described["resource"] == server.url
             assert described["authorization_servers"] == ["https://login.example.org/"]
+
+
+def test_code_may_have_any_number_of_commas(server: HttpServer, tokens: tuple[str, str], alpha: ExecutorClient) -> None:
+    answer = server.post(run_python(f"len([{'1,' * 30_000}])"), tokens[0])
+    assert "Value: 30000" in answer.text
 
 
 def test_there_is_no_stream_or_session_of_the_transport(server: HttpServer, tokens: tuple[str, str]) -> None:

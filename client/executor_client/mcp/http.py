@@ -31,6 +31,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from executor_api.json_size import JSON_VALUES_MAX, has_too_many_values
 from executor_client._core.endpoint import is_loopback
 from executor_client.errors import (
     AuthenticationError,
@@ -277,7 +278,7 @@ def _token_of(headers: Mapping[str, str]) -> str | None:
 
 
 async def _body_of(request: Request) -> bytes:
-    """Reads the whole body. Raises _Refused if it is too large, too slow or not JSON, and ClientDisconnect."""
+    """Reads the whole body. Raises ClientDisconnect, and _Refused if it is too large, too slow or not JSON."""
     too_large = _Refused(413, f"the request has more than {BODY_BYTES_MAX:,} bytes", connection="close")
     declared = request.headers.get("content-length", "0")
     if declared.isdecimal() and int(declared) > BODY_BYTES_MAX:
@@ -291,8 +292,12 @@ async def _body_of(request: Request) -> bytes:
                     raise too_large
     except TimeoutError as error:
         raise _Refused(408, f"the request did not arrive within {BODY_TIME_S:g} s", connection="close") from error
+    if has_too_many_values(body):
+        raise _Refused(400, f"the request has more than {JSON_VALUES_MAX:,} values; send data as text or in a file")
     try:
-        json.loads(body)  # version 1 of the SDK fails with 500 and a traceback for some invalid JSON
+        # Decoded here, because the values of UTF-16 were not counted. Parsed here, because version 1 of the SDK fails
+        # with 500 and a traceback for some invalid JSON.
+        json.loads(body.decode())
     except (ValueError, RecursionError) as error:
         raise _Refused(400, "the request is not JSON") from error
     return bytes(body)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -182,6 +183,44 @@ def test_a_script_does_what_it_does_by_python(environment: dict[str, str], tmp_p
     seen = by_executor(environment, tmp_path / "there", "run", "script.py", *script.arguments, stdin=stdin)
     assert seen[:2] == expected[:2], seen[2].decode()
     assert (seen[0], _last_line(seen[2])) == (script.exit_code, _last_line(expected[2]))
+
+
+def test_neighbours_that_are_no_modules_stay_behind(environment: dict[str, str], tmp_path: Path) -> None:
+    """A lock of Emacs, which is a dangling link, and a directory named like a module ended the command with a traceback."""
+    (tmp_path / ".#script.py").symlink_to("user@host.1:2")
+    (tmp_path / "dangling.py").symlink_to("nowhere")
+    (tmp_path / ".hidden.py").write_text("")
+    (tmp_path / "pkg.py").mkdir()
+    os.mkfifo(tmp_path / "pipe.py")
+    for directory in ("pack", "pack/directory.py", "pack/.checkpoints"):
+        (tmp_path / directory).mkdir()
+    for name in ("pack/part.py", "pack/.#part.py", "pack/.checkpoints/part.py", "helper.py"):
+        (tmp_path / name).write_text("")
+    (tmp_path / "latin.py").write_bytes(b"# -*- coding: latin-1 -*-\n# \xe9")
+    (tmp_path / "script.py").write_text(
+        "import os, helper, latin, pack.part\n"
+        "print(sorted(n for d in ('.', 'pack') for n in os.listdir(d) if n.endswith('.py')), os.listdir('pack'))"
+    )
+    code, out, err = by_executor(environment, tmp_path, "run", "script.py", stdin=b"")
+    assert (code, out) == (0, b"['helper.py', 'latin.py', 'part.py', 'script.py'] ['part.py']\n"), err
+
+
+@pytest.mark.skipif(os.geteuid() != 0 or not shutil.which("setpriv"), reason="needs root, to do without its rights")
+@pytest.mark.parametrize(
+    ("source", "code", "out", "said"),
+    [("print(1)", 0, b"1\n", b""), ("import os, secret", 2, b"", b"executor: secret.py cannot be read: ")],
+)
+def test_only_a_module_that_is_imported_must_be_readable(
+    environment: dict[str, str], tmp_path: Path, source: str, code: int, out: bytes, said: bytes
+) -> None:
+    (tmp_path / "script.py").write_text(source)
+    (tmp_path / "secret.py").write_text("")
+    (tmp_path / "secret.py").chmod(0)
+    without_rights = ("setpriv", "--bounding-set", "-dac_override,-dac_read_search")
+    command = [*without_rights, *EXECUTOR, "run", "script.py"]
+    done = run(command, input=b"", cwd=tmp_path, env=environment, timeout=TIMEOUT_S)
+    assert (done.returncode, done.stdout) == (code, out), done.stderr
+    assert done.stderr.startswith(said) and done.stderr.count(b"\n") == bool(said)
 
 
 def test_a_traceback_is_that_of_python(environment: dict[str, str], tmp_path: Path) -> None:

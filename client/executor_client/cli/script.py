@@ -27,7 +27,7 @@ FILES_MAX = 2_000
 _STDIN_TOOL = "read_standard_input"
 _NEEDED_IMPORTS = {"atexit", "io", "os", "sys", "threading", "traceback"}
 _NEEDED_LANGUAGE = {"dunder_access", "dynamic_code", "module_attributes", "namespaces", "open", "unlisted_builtins"}
-_IMPORTS = re.compile(r'^[\s"]*(?:from|import)\s+(\w+)', re.MULTILINE)
+_IMPORTS = re.compile(r'^[\s"]*(from|import)[ \t]+([\w., \t]+)', re.MULTILINE)
 _OUR_FRAMES = re.compile(r'^  File "<execution-\d+>".*\n(?:    .*\n)*', re.MULTILINE)
 _LAUNCHER = """\
 def _launch(filename, source, argv, directory, has_input, is_last):
@@ -168,17 +168,41 @@ def _is_below(path: Path) -> bool:
 def _neighbours(script: Path) -> Iterator[Path]:
     """Yields the Python files in a script's directory, and those of imported packages in it.
 
-    Raises InvalidRequest for more than FILES_MAX.
+    Leaves out hidden ones, such as the locks of editors, and unreadable ones that nothing imports. Raises
+    InvalidRequest for more than FILES_MAX.
     """
-    files = sorted(script.parent.glob("*.py"))
-    text = "\n".join(each.read_text("utf-8", "replace") for each in (script, *files[:FILES_MAX]))
-    for name in sorted(set(_IMPORTS.findall(text))):
-        files += sorted((script.parent / name).rglob("*.py"))
+    files = _python_files(script.parent.glob("*.py"), script.parent)
+    texts = {each: _text(each) for each in (script, *files[:FILES_MAX])}
+    imported = {name for text in texts.values() if text is not None for name in _imported(text)}
+    files = [each for each in files if each.stem in imported or texts.get(each, "") is not None]
+    for name in sorted(imported):
+        files += _python_files((script.parent / name).rglob("*.py"), script.parent)
     if len(files) > FILES_MAX:
         raise InvalidRequest(
             f"the directory of {script} has more than {FILES_MAX} Python files; move the script to its own directory"
         )
     yield from files
+
+
+def _python_files(found: Iterable[Path], directory: Path) -> list[Path]:
+    files = (each for each in found if not any(part.startswith(".") for part in each.relative_to(directory).parts))
+    return sorted(each for each in files if os.path.isfile(each))  # noqa: PTH113 -- Path.is_file raises some errors
+
+
+def _imported(text: str) -> Iterator[str]:
+    """Yields the first parts of the names of imported modules, as far as a line has them."""
+    for kind, names in _IMPORTS.findall(text):
+        for name in names.split(",") if kind == "import" else [names]:
+            if first := re.match(r"\s*(\w+)", name):
+                yield first[1]
+
+
+def _text(path: Path) -> str | None:
+    """Returns the text of a Python file, None if it can't be read."""
+    try:
+        return path.read_text("utf-8", "replace")
+    except OSError:
+        return None
 
 
 def _serve_input(session: Session) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import signal
@@ -180,6 +181,27 @@ def test_cp_copies_files_and_directories_both_ways(
             code, out, err = cp(f"{there}:{source}", str(tmp_path / "no"))
             assert (code, out) == (2, "") and said in err and len(err.splitlines()) == 1
         assert not (tmp_path / "no").exists()
+
+
+def test_artifacts_have_together_what_the_disk_of_the_sandbox_holds(
+    environment: dict[str, str], client: ExecutorClient, tmp_path: Path
+) -> None:
+    """Hard links and sparse files have far more: a program that used 20 MB made 1.4 GB here."""
+    megabyte = 1 << 20
+    with client.create_session(limits={"disk_bytes": 4 * megabyte}, authorized_imports=["os"]) as session:
+        run = ("run", "--session", session.session_id, "--get-artifacts", str(tmp_path), "-c")
+        links = f"open('a', 'wb').write(bytes({megabyte}))\nimport os\nfor n in range(9): os.link('a', f'b{{n}}')"
+        code, _, err = executor(environment, *run, f"{links}\nopen('sparse', 'wb').truncate({4 * megabyte})")
+        assert (code, sorted(each.name for each in tmp_path.iterdir())) == (0, ["a", "b0", "b1", "b2"]), err
+        assert err.count(" was not saved: it has 1,048,576 bytes, and the saved files may have 4,194,304 together") == 6
+        assert "'sparse' was not saved: it has 4,194,304 bytes" in err
+        notebook = tmp_path / "n.ipynb"
+        cells = [{"cell_type": "code", "source": f"open('a', 'wb').write(bytes({3 * megabyte}))"}] * 3
+        notebook.write_text(json.dumps({"cells": cells}))
+    with client.create_session(limits={"disk_bytes": 4 * megabyte}) as session:
+        into = ("--get-artifacts", str(tmp_path / "out"))
+        code, _, err = executor(environment, "run", "--session", session.session_id, *into, str(notebook))
+        assert (code, "not saved" in err) == (0, False), f"a file that is replaced counts once: {err}"
 
 
 BIG = "import base64, os\nbig = base64.b64encode(os.urandom(300_000)).decode()\n"

@@ -13,6 +13,7 @@ from typing import Any
 
 from executor_client._core.convert import limits_to_wire
 from executor_client._core.endpoint import TlsConfig
+from executor_client._core.limits import FILE_BYTES_MAX
 from executor_client._core.local import path_below
 from executor_client._core.policy_text import policy_lines
 from executor_client._core.requests import freely_allowed
@@ -85,13 +86,14 @@ def _run(client: ExecutorClient, options: argparse.Namespace, console: Console) 
     if options.imports is not None and script.argv[1:]:
         options.imports = (*options.imports, "sys")
     header = _read_header(script.argv[0], script.source, options, console)
+    saved: dict[str, int] = {}
     with _session(client, options, console) as session, _recording(session, options.record):
         header.check_python(session.info.python_version, session.info.image)
         script.put_files(session)
         for code in script.steps(session, is_last=not (options.session or options.save_state)):
             result = session.execute(code, on_event=console.show_event, limits=_step_limits(options))
             if options.get_artifacts is not None:
-                _save_artifacts(session, result, options.get_artifacts, console)
+                _save_artifacts(session, result, options.get_artifacts, saved, console)
             if script.cells and result.succeeded:
                 console.show_value(result.output)
             if not (script.launches and result.outcome is Outcome.EXITED):  # it has printed its own traceback
@@ -275,10 +277,25 @@ def _exit_code(result: ExecutionResult) -> int:
     return EXIT_FAILED
 
 
-def _save_artifacts(session: Session, result: ExecutionResult, directory: Path, console: Console) -> None:
+def _save_artifacts(
+    session: Session, result: ExecutionResult, directory: Path, saved: dict[str, int], console: Console
+) -> None:
+    """Saves the files that a program made, and notes their sizes in `saved`.
+
+    Together they have at most the bytes that the sandbox's disk holds: hard links and sparse files have far more.
+    """
+    total = session.limits.disk_bytes or FILE_BYTES_MAX
     for artifact in result.artifacts:
+        left = total - sum(size for path, size in saved.items() if path != artifact.path)
+        if artifact.size_bytes > left:
+            console.remark(
+                f"{artifact.path!r} was not saved: it has {artifact.size_bytes:,} bytes, and the saved files may have "
+                f"{total:,} together, like the sandbox's disk; compress it there"
+            )
+            continue
         try:
-            session.files.get(artifact.path, path_below(directory, artifact.path))
+            target = path_below(directory, artifact.path)
+            saved[artifact.path] = session.files.get(artifact.path, target, max_bytes=left).size_bytes
         except (ExecutorClientError, OSError) as error:
             console.remark(f"{artifact.path!r} was not saved: {error}{disk_advice(error)}")
 

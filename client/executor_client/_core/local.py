@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import BinaryIO, Self
 
 from executor_api.limits import PIECE_BYTES
 from executor_client._core.limits import FILE_BYTES_MAX
+from executor_client._core.terminal import escaped
 from executor_client.errors import InvalidRequest, ProtocolError
 
 NAME_CHARS_MAX = 1024
@@ -26,9 +26,6 @@ NAME_PARTS_MAX = 64
 NAME_PART_BYTES_MAX = 255
 
 LocalPath = str | os.PathLike[str]
-
-# Such a name can control the terminal that lists it; surrogates cannot be encoded.
-_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -142,8 +139,9 @@ def write_all(file: BinaryIO, data: bytes, path: Path) -> None:
 def check_name(name: str) -> tuple[str, ...]:
     """Returns the parts of a relative name from a sandbox. Raises ProtocolError for a name that is not safe here."""
     parts = tuple(name.split("/"))
-    if _UNSAFE.search(name):
-        raise ProtocolError(f"the name {name[:NAME_CHARS_MAX]!r} has control characters")
+    # It could control the terminal that lists it, or show another name; surrogates cannot be encoded.
+    if escaped(name) != name or "\t" in name or "\n" in name:
+        raise ProtocolError(f"the name {name[:NAME_CHARS_MAX]!r} has control characters or marks of text direction")
     if len(name) > NAME_CHARS_MAX or len(parts) > NAME_PARTS_MAX:
         raise ProtocolError(f"the name {name[:NAME_CHARS_MAX]!r} is too long or too deep")
     if any(part in ("", ".", "..") for part in parts):

@@ -127,7 +127,25 @@ def _edited(bytes_or_edits: bytes | list[tuple[int, int]]) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "name", ["", "/", "/a", "a/", "a//b", "./a", "a/../b", "a\0b", "a\x7f", "\ud800", "x" * 1025, "ä" * 128]
+    "name",
+    [
+        "",
+        "/",
+        "/a",
+        "a/",
+        "a//b",
+        "./a",
+        "a/../b",
+        "a\0b",
+        "a\x7f",
+        "\ud800",
+        "a\tb",
+        "a\nb",
+        "é\u202etxt",
+        "\u2066",
+        "x" * 1025,
+        "ä" * 128,
+    ],
 )
 def test_a_name_that_is_not_safe_has_no_place(target: Path, name: str) -> None:
     with pytest.raises(ProtocolError):

@@ -19,6 +19,7 @@ from executor_api.limits import (
     IMAGES_MAX,
 )
 from executor_api.v1 import types_pb2 as pb
+from executor_api.values import DEFAULT_LIMITS, ValueLimits
 from executor_client._core import convert
 from executor_client._core.blobs import IncomingBlobs
 from executor_client._core.images import check_image
@@ -69,10 +70,15 @@ class _Output:
 
 
 class Assembler:
-    """Takes every event in order; the last one sets `result`."""
+    """Takes every event in order; the last one sets `result`.
 
-    def __init__(self, execution_id: str) -> None:
+    Others may share the event loop that decodes the output. So the output has limits here, too: code that took over its
+    interpreter sends what it likes.
+    """
+
+    def __init__(self, execution_id: str, output_limits: ValueLimits = DEFAULT_LIMITS) -> None:
         self.execution_id = execution_id
+        self.output_limits = output_limits
         self.last_number = 0
         self.result: ExecutionResult | None = None
         # The host's objects that final-answer tools returned, by call. They are never sent to the sandbox.
@@ -205,7 +211,7 @@ class Assembler:
                 raise ProtocolError("the final answer is of a call that no tool of ours has answered")
             output = self.final_answers[wire.final_answer_call_id]
         elif wire.HasField("output"):
-            output = unpack_or_opaque(self._blobs.take(wire.output.packed))
+            output = unpack_or_opaque(self._blobs.take(wire.output.packed), self.output_limits)
         return convert.from_wire(
             ExecutionResult,
             wire,

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from executor_api.v1 import executor_service_pb2 as pb
+from executor_api.values import DEFAULT_LIMITS, OUTPUT_LIMITS
 from executor_client._core.assembler import Assembler, ToolRequest
 from executor_client._core.followed import Followed
 from executor_client._core.limits import TOOL_NAME_SHOWN_MAX
@@ -29,7 +30,7 @@ class Execution(Followed):
     ) -> None:
         what = f"execution {request.execution_id}"
         super().__init__(what, request.execution_id, retries, trace, waits, address)
-        self.assembler = Assembler(request.execution_id)
+        self.assembler = Assembler(request.execution_id, DEFAULT_LIMITS if request.whole_output else OUTPUT_LIMITS)
         self._request = request
 
     @property

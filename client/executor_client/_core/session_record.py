@@ -71,7 +71,7 @@ class SessionRecord:
     def begin(self, execution: Execution, request: service_pb.ExecuteRequest) -> None:
         """Adds the request of an execution that begins, and records its events from now on."""
         step = self.recorder.begin_step(_without_session(request))
-        assembler = _RecordedAssembler(execution.execution_id, self.recorder, step)
+        assembler = _RecordedAssembler(execution.assembler, self.recorder, step)
         execution.assembler = self._running[execution.execution_id] = assembler
 
     def end(self, execution_id: str) -> None:
@@ -178,8 +178,8 @@ class SessionRecord:
 class _RecordedAssembler(Assembler):
     """An `Assembler` that records what it takes. Large payloads arrive before the event that names them."""
 
-    def __init__(self, execution_id: str, recorder: Recorder, step: int) -> None:
-        super().__init__(execution_id)
+    def __init__(self, unrecorded: Assembler, recorder: Recorder, step: int) -> None:
+        super().__init__(unrecorded.execution_id, unrecorded.output_limits)
         self._recorder, self.step = recorder, step
         self.redacted_calls: set[str] = set()
         self._blobs = self._taken = _LastTaken(bytes_max=EXECUTION_BLOBS_BYTES_MAX, open_max=EXECUTION_BLOBS_OPEN_MAX)

@@ -14,7 +14,7 @@ from contextlib import ExitStack
 from types import ModuleType
 from typing import Any
 
-from executor_api.values import DecodeError, EncodeError, OpaqueValue, ValueLimits, decode, encode
+from executor_api.values import DEFAULT_LIMITS, DecodeError, EncodeError, OpaqueValue, ValueLimits, decode, encode
 
 UNDECODABLE = "undecodable value"
 _VALUE_BYTES_MAX = ValueLimits().total_bytes
@@ -25,18 +25,18 @@ def pack(value: object) -> bytes:
     return encode(value, fallback=_pickled_for_sandbox)
 
 
-def unpack(packed: bytes | memoryview) -> Any:
+def unpack(packed: bytes | memoryview, limits: ValueLimits = DEFAULT_LIMITS) -> Any:
     """Decodes a value from the sandbox. Raises DecodeError and nothing else."""
-    return decode(packed)
+    return decode(packed, limits)
 
 
-def unpack_or_opaque(packed: bytes | memoryview) -> Any:
+def unpack_or_opaque(packed: bytes | memoryview, limits: ValueLimits = DEFAULT_LIMITS) -> Any:
     """Decodes a value from the sandbox; one that breaks the codec's rules becomes an OpaqueValue that says so.
 
     Otherwise a program could hide its outcome, and its other outputs, behind a broken value.
     """
     try:
-        return unpack(packed)
+        return unpack(packed, limits)
     except DecodeError as error:
         return OpaqueValue(UNDECODABLE, f"<{error}>")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from executor_api.limits import OUTPUT_NODES_MAX, OUTPUT_PIXELS_MAX, OUTPUT_VALUE_BYTES_MAX
+from executor_api.limits import OUTPUT_VALUE_BYTES_MAX
 
 from ..checks.control import ControlException
 from ..checks.failures import text_of
@@ -37,11 +37,10 @@ def encode_in_parts(value: object) -> Parts:
 
 def encode_output(value: object) -> Parts:
     """Encodes the value of a step. Raises EncodeError for a large one, before it is copied."""
-    from executor_api.values import ValueLimits
+    from executor_api.values import OUTPUT_LIMITS
     from executor_api.values import encode_in_parts as encoded
 
-    sizes = {"nodes": OUTPUT_NODES_MAX, "total_bytes": OUTPUT_VALUE_BYTES_MAX, "image_pixels": OUTPUT_PIXELS_MAX}
-    return encoded(value, ValueLimits(**sizes), passing=(ControlException,), stand_in=StandIns(saves=True))
+    return encoded(value, OUTPUT_LIMITS, passing=(ControlException,), stand_in=StandIns(saves=True))
 
 
 def encode_description(value: object, why: BaseException, *, shown: bool) -> Parts:

@@ -17,9 +17,11 @@ from __future__ import annotations
 from executor_api.values.decode import decode
 from executor_api.values.encode import digest, encode, encode_in_parts
 from executor_api.values.generic import EnumValue, OpaqueValue, Record, TupleRecord
-from executor_api.values.limits import DecodeError, EncodeError, ValueLimits
+from executor_api.values.limits import DEFAULT_LIMITS, OUTPUT_LIMITS, DecodeError, EncodeError, ValueLimits
 
 __all__ = [
+    "DEFAULT_LIMITS",
+    "OUTPUT_LIMITS",
     "DecodeError",
     "EncodeError",
     "EnumValue",

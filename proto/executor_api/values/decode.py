@@ -13,7 +13,14 @@ from __future__ import annotations
 
 from executor_api.values import containers, objects, scalars, times
 from executor_api.values.kinds import Kind, NoneType
-from executor_api.values.limits import COUNTED_TEXT_CHARS, MAX_UNFOLDING, DecodeError, ValueLimits, count_nodes
+from executor_api.values.limits import (
+    COUNTED_TEXT_CHARS,
+    DEFAULT_LIMITS,
+    MAX_UNFOLDING,
+    DecodeError,
+    ValueLimits,
+    count_nodes,
+)
 from executor_api.values.packing import unpack
 from executor_api.values.tree import load_tree
 
@@ -24,7 +31,6 @@ if TYPE_CHECKING:
 
     Foreign = Callable[[memoryview], object]
 
-DEFAULT_LIMITS = ValueLimits()
 _INCOMPLETE = object()
 _SCALARS = frozenset([str, int, float, bool, NoneType])
 KINDS: dict[str, Kind] = {

@@ -18,6 +18,7 @@ from executor_api.values import containers, objects
 from executor_api.values.decode import decode
 from executor_api.values.limits import (
     COUNTED_TEXT_CHARS,
+    DEFAULT_LIMITS,
     MAX_BARE_INT,
     MAX_INLINE_BYTES,
     MAX_UNFOLDING,
@@ -44,7 +45,6 @@ if TYPE_CHECKING:
     Fallback = Callable[[object], "bytes | None"]
     StandIn = Callable[[object], Any]
 
-DEFAULT_LIMITS = ValueLimits()
 _DIGEST_BYTES = 16
 
 

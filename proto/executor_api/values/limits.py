@@ -6,7 +6,7 @@ imported at the start of every sandbox.
 
 from __future__ import annotations
 
-from executor_api.limits import VALUE_BYTES_MAX
+from executor_api.limits import OUTPUT_NODES_MAX, OUTPUT_PIXELS_MAX, OUTPUT_VALUE_BYTES_MAX, VALUE_BYTES_MAX
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -113,6 +113,11 @@ class ValueLimits(Frozen):
             if number < 1:
                 raise ValueError(f"{name} must be at least 1, not {number}")
             object.__setattr__(self, name, number)
+
+
+DEFAULT_LIMITS = ValueLimits()
+OUTPUT_LIMITS = ValueLimits(nodes=OUTPUT_NODES_MAX, total_bytes=OUTPUT_VALUE_BYTES_MAX, image_pixels=OUTPUT_PIXELS_MAX)
+"""The limits of the value of a step."""
 
 
 def count_nodes(tag: str, children: int) -> int:

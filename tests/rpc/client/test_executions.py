@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 import pytest
 
+from executor_api.limits import OUTPUT_NODES_MAX
 from executor_api.v1 import types_pb2 as types
 from executor_client import (
     ConnectionLost,
@@ -65,6 +66,20 @@ def test_result_holds_everything_that_was_streamed(session: Any, daemon: FakeDae
     assert session.generation == 3
     assert got.policy_fingerprint == "f"
     assert daemon.requests[0][1].execution_id == got.execution_id
+
+
+def test_a_sandbox_that_keeps_no_limit_of_a_steps_value_costs_the_client_little(
+    session: Any, daemon: FakeDaemon
+) -> None:
+    """A million values took seconds of the event loop, which an MCP server's tenants share."""
+    most: list[list[object]] = [[] for _ in range(OUTPUT_NODES_MAX - 1)]
+    more: list[list[object]] = [*most, [], []]
+    for sent in (most, more):
+        daemon.journal = [result(sent)]
+        got = session.execute("code")
+        assert got.succeeded
+        assert got.output == sent if sent is most else isinstance(got.output, OpaqueValue)
+        assert session.evaluate("code") == sent
 
 
 def test_failing_program_is_a_result_not_an_exception(session: Any, daemon: FakeDaemon) -> None:

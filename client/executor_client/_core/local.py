@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import secrets
 import stat
 from collections.abc import Callable, Iterator
@@ -18,7 +19,6 @@ from typing import BinaryIO, Self
 
 from executor_api.limits import PIECE_BYTES
 from executor_client._core.limits import FILE_BYTES_MAX
-from executor_client._core.terminal import escaped
 from executor_client.errors import InvalidRequest, ProtocolError
 
 NAME_CHARS_MAX = 1024
@@ -26,6 +26,10 @@ NAME_PARTS_MAX = 64
 NAME_PART_BYTES_MAX = 255
 
 LocalPath = str | os.PathLike[str]
+
+# Control characters, line separators, marks that reorder other letters, lone surrogates. The marks U+200E, U+200F and
+# U+061C are in honest names, such as those of chat exports.
+_UNSAFE = re.compile("[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 @dataclass(frozen=True)
@@ -140,8 +144,8 @@ def check_name(name: str) -> tuple[str, ...]:
     """Returns the parts of a relative name from a sandbox. Raises ProtocolError for a name that is not safe here."""
     parts = tuple(name.split("/"))
     # It could control the terminal that lists it, or show another name; surrogates cannot be encoded.
-    if escaped(name) != name or "\t" in name or "\n" in name:
-        raise ProtocolError(f"the name {name[:NAME_CHARS_MAX]!r} has control characters or marks of text direction")
+    if _UNSAFE.search(name):
+        raise ProtocolError(f"the name {name[:NAME_CHARS_MAX]!r} has control characters or reorders its letters")
     if len(name) > NAME_CHARS_MAX or len(parts) > NAME_PARTS_MAX:
         raise ProtocolError(f"the name {name[:NAME_CHARS_MAX]!r} is too long or too deep")
     if any(part in ("", ".", "..") for part in parts):

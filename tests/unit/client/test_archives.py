@@ -155,6 +155,10 @@ def test_a_name_that_is_not_safe_has_no_place(target: Path, name: str) -> None:
     assert not target.exists()
 
 
+def test_a_name_with_a_mark_that_reorders_nothing_is_taken() -> None:
+    assert check_name("\u200e00000042-PHOTO.jpg") == ("\u200e00000042-PHOTO.jpg",)
+
+
 def test_a_new_file_is_there_when_it_is_committed_and_leaves_nothing_when_not(tmp_path: Path) -> None:
     (tmp_path / "f").write_bytes(b"old")
     with pytest.raises(KeyError), NewFile(tmp_path / "f") as file:

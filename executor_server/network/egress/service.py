@@ -300,9 +300,11 @@ class EgressService:
         finally:
             self._process = self._started = None
             self._commands.fail_all()
-            for session in self._sessions.values():
-                session.abandon()
-            await _finished(process.close())
+            try:
+                await _finished(process.close())
+            finally:  # not before: it may report the end of a connection until its link is closed
+                for session in self._sessions.values():
+                    session.abandon()
 
     async def _watch(self, process: ProxyProcess) -> str:
         while True:

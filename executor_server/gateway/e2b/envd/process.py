@@ -20,11 +20,11 @@ from connectrpc.errors import ConnectError
 from connectrpc.request import RequestContext
 from starlette.types import ASGIApp
 
+from executor_api.json_size import JSON_VALUES_MAX
 from executor_client.aio_process import AsyncProcess
 from executor_client.aio_session import AsyncSession
 from executor_client.errors import CallTimeoutError, FileError, InvalidRequest
 from executor_client.process_results import ProcessInfo, ProcessOutput, ProcessOutputCut, ProcessResult, TerminalSize
-from executor_server.gateway.codecs import JSON_VALUES_MAX
 from executor_server.gateway.e2b.envd import process_connect
 from executor_server.gateway.e2b.envd import process_pb2 as pb
 from executor_server.gateway.e2b.envd.calls import CODECS, keepalive_s, sandbox_of

@@ -122,6 +122,7 @@ def _snippets() -> dict[str, Foreign]:
 
 SNIPPETS = _snippets()
 
+_ANY = "import random\nclass Any(type):\n    def __instancecheck__(cls, instance): return True\n"
 # Attacks of the same kind, and others.
 _OWN_ATTACKS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "from import": ("from random import _os", (), "from random import _os"),
@@ -297,6 +298,58 @@ _OWN_ATTACKS: dict[str, tuple[str, tuple[str, ...], str]] = {
     "in a closure": ("import helper\nhelper.closed().__closure__[0].cell_contents", ("helper",), "cell_contents"),
     "by a pattern": ("import random\nmatch random:\n    case object(_os=o): o.system", (), "_os"),
     "by a pattern with a condition": ("import random\nmatch random:\n    case object(_os=o) if o.sep: pass", (), "_os"),
+    "by a pattern without any other attribute": (
+        "import random\nmatch random:\n    case object(_os=o): pass",
+        (),
+        "random._os",
+    ),
+    "by a pattern inside one": (
+        "import random\nmatch [random]:\n    case [object(_os=object(sep=s))]: pass",
+        (),
+        "_os in a pattern of object",
+    ),
+    "by a pattern with alternatives": (
+        "import random\nmatch random:\n    case object(_os=o) | object(_x=o): pass",
+        (),
+        "_os in a pattern of object",
+    ),
+    "by a pattern of a mapping": (
+        "import random\nmatch random:\n    case object(__dict__={'_os': o}): pass",
+        (),
+        "__dict__ in a pattern of object",
+    ),
+    "builtins by a pattern": (
+        "import random\nmatch random.Random.seed:\n    case object(__builtins__=b): b['__import__']('os')",
+        (),
+        "Import of os ",
+    ),
+    "by the position in a pattern": (
+        _ANY + "class K(metaclass=Any): __match_args__ = ('_os',)\nmatch random:\n    case K(o): pass",
+        (),
+        "random._os",
+    ),
+    "by the position in a pattern, inside one": (
+        _ANY + "class K(metaclass=Any): __match_args__ = ('_os',)\nmatch random:\n    case K(object()): pass",
+        (),
+        "_os in a pattern of K",
+    ),
+    "by a pattern of one's own kind of module": (
+        "import random\nclass K(type(random)): pass\nrandom.__class__ = K\nmatch random:\n    case K(_os=object()): pass",
+        (),
+        "_os in a pattern of K",
+    ),
+    "by a comparison in a pattern": (
+        "import random\nclass Spy:\n    def __eq__(self, other): Spy.seen = other\n"
+        "match Spy():\n    case random._os.system: pass",
+        (),
+        "random._os",
+    ),
+    "by a key in a pattern": (
+        "import random\nclass Spy(dict):\n    def get(self, key, *default): Spy.seen = key\n"
+        "match Spy():\n    case {random._os.system: _}: pass",
+        (),
+        "random._os",
+    ),
     "own __getattribute__": (
         "import random\nclass M(type(random)):\n    def get(self): return super().__getattribute__('_os')\n"
         "m = M('m')\nm._os = 1\nM.get(m)\nobject.__getattribute__(random, '_os')",
@@ -316,6 +369,7 @@ def closed():
     return inner
 """
 
+_EVENT = "import dataclasses\n@dataclasses.dataclass\nclass Event:\n    time: object\n    code: object\n"
 # Programs that succeed under `guarded` as they do without a rule.
 HONEST: dict[str, tuple[str, tuple[str, ...], object]] = {
     "class of one's own": ("class A: pass\nA().__class__.__name__", (), "A"),
@@ -441,6 +495,39 @@ HONEST: dict[str, tuple[str, tuple[str, ...], object]] = {
         "class P:\n    def __init__(self): self.time = 2\nmatch P():\n    case P(time=t) if t == 3: r = 0\n    case P(time=t) if t == 2: r = 1\nr",
         (),
         1,
+    ),
+    "match of a dataclass": (
+        _EVENT + "match Event(2, Event(4, 'a')):\n"
+        "    case Event(code=Event(time=u, code='a' | 'b' as v), time=int(t)) if u == 4: r = t, u, v\nr",
+        ("dataclasses",),
+        (2, 4, "a"),
+    ),
+    "match of a dataclass by position": (
+        _EVENT + "match Event(2, Event(4, [5])):\n    case Event(t, Event(int() | str() as u, [v])): r = t, u, v\nr",
+        ("dataclasses",),
+        (2, 4, 5),
+    ),
+    "match of an enumeration": (
+        "import enum\n" + _EVENT + "class Code(enum.Enum):\n    A = 1\n"
+        "match Event(1, Code.A):\n    case Event(code=Code.A, time=t) | Event(time=1, code=t): r = t\nr",
+        ("dataclasses", "enum"),
+        1,
+    ),
+    "match of alternatives": (
+        "r = []\nfor each in (1, 'a', 2.5, None, [3]):\n    match each:\n        case int(n) | float(n): r += [n]\n"
+        "        case str(n): r += [n]\n        case [int(n)]: r += [n]\n        case None: r += [0]\nr",
+        (),
+        [1, "a", 2.5, 0, 3],
+    ),
+    "match of an error": (
+        "match OSError(2, 'x'):\n    case OSError(errno=1): r = 0\n    case OSError(errno=n, args=(_, m)) as e: r = n, m\nr",
+        (),
+        (2, "x"),
+    ),
+    "match without the attribute": (
+        "class A: pass\nmatch A():\n    case A(time=never): r = 1\n    case A(): r = 2\n(r, 'never' in globals())",
+        (),
+        (2, False),
     ),
     "match of constants": ("import math\nmatch 1:\n    case math.pi: r = 1\n    case _: r = 2\nr", (), 2),
     "module that is missing": ("try:\n    import math.nothing\nexcept ImportError:\n    r = 1\nr", ("math.*",), 1),

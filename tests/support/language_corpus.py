@@ -104,6 +104,15 @@ REFUSED: dict[str, Refused] = {
     ),
     "walrus": Refused("import random\n(o := random)._os", "module_attributes", (), False),
     "match": Refused("import random\nmatch random:\n    case m:\n        m._os", "module_attributes", (), False),
+    "attribute by a pattern": Refused(
+        "import random\nK = type(random)\nmatch random:\n    case K(_os=o): o", "module_attributes", (), False
+    ),
+    "attribute by a pattern inside one": Refused(
+        "import random\nK = type(random)\nmatch random:\n    case K(_os=K(getpid=f)): f()",
+        "foreign_modules",
+        (),
+        False,
+    ),
     "await": Refused("import random\nasync def f(): return random\n(await f())._os", "module_attributes", (), False),
     "star arguments": Refused("import random\n(lambda *a, **k: a[0]._os)(*[random])", "module_attributes", (), False),
     "another module with the same name": Refused("import random\nmath = random._os", "module_attributes"),
@@ -277,6 +286,11 @@ MORE_PYTHON: dict[str, tuple[str, object]] = {
         "class P:\n    __match_args__ = ('x', 'y')\n    def __init__(self):\n        self.x, self.y = 1, 2\n"
         "match P():\n    case P(0, y): r = 'no'\n    case P(1, y): r = y\nr",
         2,
+    ),
+    "match inside a class pattern": (
+        "class P:\n    __match_args__ = ('x', 'y')\n    def __init__(self, x, y):\n        self.x, self.y = x, y\n"
+        "match P(1, P(2, [3])):\n    case P(x, y=P(int(y), [z])): r = x, y, z\nr",
+        (1, 2, 3),
     ),
     "match of builtins": ("match 3:\n    case str(s): r = 's'\n    case int(n): r = n\nr", 3),
     "walrus": ("[y for x in range(4) if (y := x * 2) > 2]", [4, 6]),

@@ -4,9 +4,7 @@ Only accesses that the rules in force need are rewritten. Values, order of evalu
 
 **Names, and everything.** `a.b` becomes a call of the hook `load` with `a` and "b". The results of `a[b]` and `a(b)` go
 through `verify`; the call itself stays, so that a function that looks at its caller's frame, as `super()` does, still
-sees the program's. An attribute named `format`, or another of SPECIAL_ATTRIBUTES, goes through `special`. A class that
-a pattern takes apart by position is passed to `match` right before: the class, not the source, names the attributes
-that the pattern reads.
+sees the program's. An attribute named `format`, or another of SPECIAL_ATTRIBUTES, goes through `special`.
 
 **Foreign modules.** Ordinary accesses stay as they are and cost nothing: checking all of them would cost more than the
 rest of the instrumentation. The source alone decides; `a.b` is rewritten where
@@ -17,7 +15,7 @@ rest of the instrumentation. The source alone decides; `a.b` is rewritten where
 
 In the last two cases a method that is called at once, `a.b()`, is left alone, since a module can't be called, and so is
 `self.b`, which the program has set itself. `a.b` becomes a call of a hook with `a.b` and its text: the access happens
-in the program's own frame, and the hook checks the result (hooks.py).
+in the program's own frame, and the hook checks the result (hooks.py). patterns.py has the attributes of patterns.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ from .sentinels import call, position
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Optional, Sequence
+    from typing import Any, Mapping, Sequence
 
     from .rules import Rules
     from .sentinels import Sentinels
@@ -42,11 +40,10 @@ if TYPE_CHECKING:
 # Attributes of strings and modules that take names of attributes as text.
 SPECIAL_ATTRIBUTES = frozenset(("format", "format_map", "attrgetter", "methodcaller"))
 
-_ALL = frozenset(("module_attributes", "dangerous_functions"))
-_NAMES = frozenset(("dunder_access", "namespaces"))
-MatchClass: Any = getattr(ast, "MatchClass", None)  # CPython 3.10 and later
-match_case: Any = getattr(ast, "match_case", None)
-_Match: Any = getattr(ast, "Match", ())
+# Rules that need all values, and rules that need names of attributes.
+EVERYTHING = frozenset(("module_attributes", "dangerous_functions"))
+NAMES = frozenset(("dunder_access", "namespaces"))
+_match_case: Any = getattr(ast, "match_case", ())  # CPython 3.10 and later
 # Functions that return modules, or objects that hold modules.
 GIVERS = frozenset(
     (
@@ -88,21 +85,19 @@ def hook_accesses(nodes: list[AST], sentinels: Sentinels, rules: Rules, skipped:
     """Rewrites the nodes of a tree in place; parents come before children. Leaves fields named in `skipped` alone."""
     if "foreign_modules" in rules.refused:
         nodes = _hook_foreign(nodes, sentinels, skipped)
-    everything, names = bool(rules.refused & _ALL), bool(rules.refused & _NAMES)
-    if not (everything or names):
+    everything = bool(rules.refused & EVERYTHING)
+    if not (everything or rules.refused & NAMES):
         return
     patterns = _in_patterns(nodes)
     editor = _Editor(sentinels, skipped, everything=everything)
     for node in reversed(nodes):  # inner nodes first, because the replacement of an outer access contains them
         if id(node) not in patterns:
             editor.edit_below(node)
-        if names and isinstance(node, _Match):
-            editor.show_classes(node)
 
 
 def _in_patterns(nodes: list[AST]) -> set[int]:
     """Returns the identities of the nodes in patterns, which name values and have no place for a call."""
-    cases: list[Any] = [node for node in nodes if match_case is not None and isinstance(node, match_case)]
+    cases: list[Any] = [node for node in nodes if isinstance(node, _match_case)]
     return {id(inside) for case in cases for inside in ast.walk(case.pattern)}
 
 
@@ -147,27 +142,6 @@ class _Editor:
         name = Constant(value=node.attr, kind=None, **position(node))
         return call(sentinel, [node.value, name], node)
 
-    def show_classes(self, node: Any) -> None:
-        """Before each case with a positional class pattern, inserts one that shows the class and never matches."""
-        cases = []
-        for case in node.cases:
-            shown = [each.cls for each in ast.walk(case.pattern) if isinstance(each, MatchClass) and each.patterns]
-            for each in shown:
-                at = position(each)
-                anything = ast.MatchAs(pattern=None, name=None, **at)  # type: ignore[attr-defined,unused-ignore]
-                test = call(self._sentinels.match, [_copy(each)], each)
-                skip: Any = ast.Pass(**at)
-                cases.append(match_case(pattern=anything, guard=test, body=[skip]))
-            cases.append(case)
-        node.cases = cases
-
-
-def _copy(reference: Any) -> Any:
-    """Copies a dotted name."""
-    if isinstance(reference, Attribute):
-        return Attribute(value=_copy(reference.value), attr=reference.attr, ctx=Load(), **position(reference))
-    return ast.Name(id=reference.id, ctx=Load(), **position(reference))
-
 
 # ---------------------------------------------------------------------------------------------------------------------
 # Foreign modules
@@ -182,6 +156,11 @@ def module_names() -> set[str]:
             _names.update((name, f"_{name}", name.lstrip("_")))
         _names.discard("")
     return _names
+
+
+def leads_on(name: str) -> bool:
+    """True for an attribute that may be a module, or leads to some, by its name."""
+    return name in ENTRANCES or name in module_names()
 
 
 def _installed() -> list[str]:
@@ -215,7 +194,6 @@ def _hook_foreign(nodes: list[AST], sentinels: Sentinels, skipped: Sequence[str]
                 hooked[id(node)] = _call(kind, node)
     if hooked:
         nodes = _replaced(nodes, hooked, skipped)
-    _check_captures(nodes, names, sentinels)
     return nodes
 
 
@@ -276,11 +254,12 @@ def _replaced(nodes: list[AST], hooked: dict[int, Call], skipped: Sequence[str])
             all_nodes.append(hooked[id(node)])
         all_nodes.append(node)
         if id(node) not in in_patterns:
-            _replace_below(node, hooked, skipped)
+            replace_below(node, hooked, skipped)
     return all_nodes
 
 
-def _replace_below(node: AST, hooked: dict[int, Call], skipped: Sequence[str]) -> None:
+def replace_below(node: AST, hooked: Mapping[int, Any], skipped: Sequence[str] = ()) -> None:
+    """Replaces children of a node, by their identity."""
     for name in node._fields:
         if name in skipped:
             continue
@@ -293,31 +272,8 @@ def _replace_below(node: AST, hooked: dict[int, Call], skipped: Sequence[str]) -
             setattr(node, name, hooked[id(value)])
 
 
-def _check_captures(nodes: list[AST], names: set[str], sentinels: Sentinels) -> None:
-    """Checks the values that patterns bind from attributes, `case object(_os=name)`, before any use of them."""
-    if match_case is None:
-        return
-    for node in nodes:
-        if not isinstance(node, match_case):
-            continue
-        checks: list[Any] = []
-        for inside in ast.walk(node.pattern):
-            if isinstance(inside, MatchClass):
-                for attribute, pattern in zip(inside.kwd_attrs, inside.kwd_patterns):
-                    bound: Optional[str] = getattr(pattern, "name", None)
-                    if bound and (attribute in names or attribute in ENTRANCES):
-                        kind = sentinels.enter if attribute in ENTRANCES else sentinels.reach
-                        read = Name(id=bound, ctx=Load(), **position(pattern))
-                        checks.append(_call(kind, read, f"a pattern with {attribute}"))
-        if checks and node.guard is not None:
-            truths = [ast.Tuple(elts=[check], ctx=Load(), **position(check)) for check in checks]
-            node.guard = ast.BoolOp(op=ast.And(), values=[*truths, node.guard], **position(node.guard))
-        elif checks:
-            node.body[:0] = [ast.Expr(value=check, **position(check)) for check in checks]
-
-
-def _call(sentinel: bytes, node: Any, path: str = "") -> Call:
-    text = Constant(value=path or _path(node), kind=None, **position(node))
+def _call(sentinel: bytes, node: Attribute) -> Call:
+    text = Constant(value=_path(node), kind=None, **position(node))
     return call(sentinel, [node, text], node)
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 import operator
 import sys
 from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
+from abc import ABCMeta
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType, SimpleNamespace
 
-from .accesses import ENTRANCES
+from .accesses import ENTRANCES, EVERYTHING, leads_on
 from .entrances import Entrances
 from .language import PolicyDenied, name_rule, starts_processes
 from .meter import Meter
@@ -35,6 +36,9 @@ _SURELY_PLAIN = (
 _getattr, _setattr, _hasattr, _delattr = getattr, setattr, hasattr, delattr
 _type, _issubclass, _isinstance, _vars = type, issubclass, isinstance, vars
 _FORMATS = ("format", "format_map")
+_VALUE_RULES = ("foreign_modules", "module_attributes", "dangerous_functions")
+_MAY_BE_A_MODULE = "its value may be an unauthorized module, and the pattern uses it before it can be checked ({rule})"
+_READ_IT = " Bind the object to a name, `case C() as x`, and read the attribute in the body."
 _CO_OPTIMIZED = 0x1
 
 
@@ -130,11 +134,40 @@ class Hooks:
         value = self.load(obj, name)
         return self.enter(value, f"….{name}") if name in ENTRANCES else value
 
-    def match(self, cls: Any) -> bool:
-        """Checks the attributes of a class before a pattern takes it apart. Never true."""
-        for name in _getattr(cls, "__match_args__", ()):
+    def match(self, cls: Any, *passed_on: Any) -> bool:
+        """Checks the attributes of a class before a pattern takes it apart. Never true.
+
+        `passed_on` are the names and positions of attributes whose values the pattern passes on unchecked.
+        """
+        for name in _match_args(cls):
             self.check_name(name)
+        for each in passed_on:
+            name = _attribute(cls, each)
+            if self._is_checked(name) and not _is_own(cls):
+                what = f"Attribute {name} in a pattern of {_getattr(cls, '__name__', '…')}"
+                self._enforcer.refuse(PolicyDenied(self._value_rule(name), what, _READ_IT, _MAY_BE_A_MODULE))
         return False
+
+    def part(self, obj: Any, part: Any, cls: Any) -> Any:
+        """Evaluates the attribute of an object that a pattern of this class has matched, by name or position."""
+        name = self.check_name(_attribute(cls, part))
+        if not name:
+            return obj  # `int(x)` binds the number itself
+        if self._enforcer.rules.refused & EVERYTHING:
+            return self.special(obj, name)
+        value = _getattr(obj, name)
+        path = f"{name_of(obj)}.{name}" if is_module(obj) else f"….{name}"
+        return self.enter(value, path) if name in ENTRANCES else self.reach(value, path)
+
+    def _is_checked(self, name: str) -> bool:
+        refused = self._enforcer.rules.refused
+        if refused & EVERYTHING:
+            return bool(name)
+        return "foreign_modules" in refused and leads_on(name)
+
+    def _value_rule(self, name: str) -> str:
+        rules = _VALUE_RULES if leads_on(name) else _VALUE_RULES[1:]
+        return next(rule for rule in rules if rule in self._enforcer.rules.refused)
 
     # -- called by checked builtins
 
@@ -298,6 +331,28 @@ class Hooks:
             self._plain.clear()
             self._plain.update(_SURELY_PLAIN)
         self._plain.add(kind)
+
+
+def _match_args(cls: Any) -> tuple[Any, ...]:
+    """Returns the names of the attributes that a pattern of this class reads by position."""
+    names = _getattr(cls, "__match_args__", ())
+    return names if _isinstance(names, tuple) else ()
+
+
+def _attribute(cls: Any, part: Any) -> str:
+    """Returns the name of an attribute in a pattern; empty for the object itself, as in `int(x)`."""
+    names = _match_args(cls)
+    name: Any = part if _isinstance(part, str) else names[part] if part < len(names) else ""
+    plain: str = str.__getitem__(name, slice(None)) if _isinstance(name, str) else ""
+    return plain
+
+
+def _is_own(cls: Any) -> bool:
+    """True for a class of the program whose instances are the program's objects, and not modules or others."""
+    if not _isinstance(cls, type) or _issubclass(cls, ModuleType) or cls.__module__ != "__main__":
+        return False
+    check: Any = _type(cls).__instancecheck__
+    return check in (type.__instancecheck__, ABCMeta.__instancecheck__)
 
 
 def locals_of(frame: FrameType) -> Any:

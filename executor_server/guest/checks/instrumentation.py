@@ -5,7 +5,7 @@ Promises
   too) ticks. The rest, straight-line code, is bounded by the size of its source.
 - The head of every `except` calls the guard, which raises control exceptions again.
 - The value of the trailing expression, or of the last statement, is passed to `keep`.
-- Under language rules, accesses go through hooks (accesses.py).
+- Under language rules, accesses go through hooks (accesses.py, patterns.py).
 - Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
 
 There are two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which
@@ -26,6 +26,7 @@ from types import CodeType
 
 from .accesses import hook_accesses
 from .imports import CALLED_IMPORT
+from .patterns import guard_patterns
 from .sentinels import Sentinels, call, position
 
 TYPE_CHECKING = False
@@ -68,6 +69,8 @@ def instrument(
     skipped = _ANNOTATIONS if string_annotations or _has_string_annotations(tree) else ()
     nodes = list(_walk(tree, skipped))
     if rules.refused:
+        if guard_patterns([node for node, _ in nodes], sentinels, rules):
+            nodes = list(_walk(tree, skipped))
         hook_accesses([node for node, _ in nodes], sentinels, rules, skipped)
     if output_mode is not None and isinstance(tree, ast.Module):
         editor.keep_value(tree.body, last_statement=output_mode == LAST_STATEMENT)

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from typing import Any, Iterator, Mapping
 
 # Methods of `Hooks` (hooks.py).
-HOOKS = ("enter", "load", "match", "reach", "special", "verify")
+HOOKS = ("enter", "load", "match", "part", "reach", "special", "verify")
 
 
 class Sentinels:
@@ -34,6 +34,7 @@ class Sentinels:
         load: bytes
         match: bytes
         next: bytes
+        part: bytes
         reach: bytes
         special: bytes
         ticks: bytes

@@ -290,6 +290,19 @@ async def test_the_source_of_classes_is_found_in_the_steps_that_defined_them(har
 
 
 @promise("run-await", "run-main")
+async def test_functions_of_the_program_may_have_names_of_asyncio(harness: Harness) -> None:
+    session = await harness.session()
+    own = "import asyncio\nasync def work():\n    return 5\ndef gather():\n    return asyncio.run(work())\n"
+    run = await harness.run(session, f"{own}gather()")
+    assert run.output == 5, run.message
+    later = await harness.run(session, "print('x')\ngather()")
+    assert (later.output, later.stdout) == (5, "x\n"), later.message
+    await harness.run(session, "from asyncio import create_task")
+    assert (await harness.run(session, "task = create_task(work())")).outcome == "succeeded"
+    assert (await harness.run(session, "await task")).output == 5
+
+
+@promise("run-await", "run-main")
 @pytest.mark.parametrize(
     "make", ["asyncio.create_task(work())", "asyncio.ensure_future(work())", "asyncio.gather(work())"]
 )

@@ -34,7 +34,10 @@ MAX_STATEMENT_CHARS = 2_000
 
 
 class Verdict:
-    """Code, or an error. `code` is the marshalled `(code object, spans)` that the interpreter runs."""
+    """Code, or an error. `code` is the marshalled `(code object, spans, names)` that the interpreter runs.
+
+    `names` are those of `run_in_loop`.
+    """
 
     __slots__ = ("code", "error", "imports", "outcome")
 
@@ -86,10 +89,10 @@ def _check(
             refused = _first_refusal(imports, find_refused(tree, rules) if rules.refused else [], rules)
             if refused is not None:
                 return _refused(source, filename, statements, *refused, imports.reported)
-            run_in_loop(tree, source)
+            names = run_in_loop(tree, source)
             instrument(tree, sentinels, rules=rules, output_mode=output_mode)
             code = compile(tree, filename, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, True, 0)
-            packed = marshal.dumps((code, statements))
+            packed = marshal.dumps((code, statements, names))
     except SyntaxError as error:
         return _syntax_error(error, source, filename)
     except UnicodeEncodeError as error:

@@ -304,35 +304,67 @@ def _first_line(statement: stmt) -> int:
 
 _NEED = frozenset({"create_task", "ensure_future", "gather", "get_running_loop", "current_task"})
 _RUN = frozenset({"run", "Runner", "run_until_complete", "run_forever"})
+_AWAITS = (ast.Await, ast.AsyncFor, ast.AsyncWith)
 
 
-def run_in_loop(tree: ast.Module, source: str) -> None:
-    """Gives such a program an `await` that is never reached, so that it compiles to a coroutine."""
-    if not any(name in source for name in _NEED) or not _needs_loop(tree):
-        return
-    never = ast.Expr(value=ast.Await(value=ast.Constant(value=None)))
-    dead = ast.copy_location(ast.If(test=ast.Constant(value=False), body=[never], orelse=[]), tree.body[-1])
-    tree.body.insert(-1, ast.fix_missing_locations(dead))  # imports of the future, if any, stay first
+def run_in_loop(tree: ast.Module, source: str) -> list[str]:
+    """Gives such a program an `await` that is never reached, so that it compiles to a coroutine.
+
+    Returns names that the source calls and does not bind. If there are any, the program needs a loop only if one of
+    them is asyncio's, by an import of an earlier program.
+    """
+    if not any(name in source for name in _NEED):
+        return []
+    needs_loop, names = _needs_loop(tree)
+    if needs_loop or names:
+        never = ast.Expr(value=ast.Await(value=ast.Constant(value=None)))
+        dead = ast.copy_location(ast.If(test=ast.Constant(value=False), body=[never], orelse=[]), tree.body[-1])
+        tree.body.insert(-1, ast.fix_missing_locations(dead))  # imports of the future, if any, stay first
+    return [] if needs_loop else sorted(names)
 
 
-def _needs_loop(tree: ast.Module) -> bool:
+def _needs_loop(tree: ast.Module) -> tuple[bool, set[str]]:
+    """Returns whether the program surely needs a loop, and the names that decide otherwise."""
     needs = False
+    unbound: set[str] = set()
+    imported, bound = _bindings(tree)
     pending: list[ast.AST] = list(tree.body)
     while pending:
         node = pending.pop()
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         if isinstance(node, ast.Call):
-            name, of_asyncio = _called(node.func)
+            name, of_asyncio = _called(node.func, imported - bound)
             if name in _RUN and (of_asyncio or name.startswith("run_")):
-                return False
+                return False, set()
             needs = needs or (of_asyncio and name in _NEED)
+            if isinstance(node.func, ast.Name) and name in _NEED and name not in imported | bound:
+                unbound.add(name)
+        needs = needs or isinstance(node, _AWAITS) or getattr(node, "is_async", 0) == 1
         pending.extend(ast.iter_child_nodes(node))
-    return needs
+    return needs, unbound
 
 
-def _called(function: ast.expr) -> tuple[str, bool]:
-    """Returns the name, and whether it is one of asyncio's: an attribute of that module, or a name by itself."""
+def _called(function: ast.expr, imported: set[str]) -> tuple[str, bool]:
+    """Returns the name, and whether it is one of asyncio's: an attribute of that module, or imported from it."""
     if isinstance(function, ast.Attribute):
         return function.attr, isinstance(function.value, ast.Name) and function.value.id == "asyncio"
-    return (function.id, True) if isinstance(function, ast.Name) else ("", False)
+    return (function.id, function.id in imported) if isinstance(function, ast.Name) else ("", False)
+
+
+def _bindings(tree: ast.Module) -> tuple[set[str], set[str]]:
+    """Returns the names that the source imports from asyncio, and those that it binds in other ways, in any scope."""
+    imported: set[str] = set()
+    bound: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and node.module == "asyncio" and not node.level:
+            imported.update(
+                *((_NEED | _RUN) if each.name == "*" else {each.asname or each.name} for each in node.names)
+            )
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            bound.update(each.asname or each.name for each in node.names)
+        elif isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            bound.add(node.name)
+        elif isinstance(node, ast.Name) and not isinstance(node.ctx, Load):
+            bound.add(node.id)
+    return imported, bound

@@ -84,7 +84,8 @@ class Executions:
         lines = source.splitlines(keepends=True)
         linecache.cache[program.filename] = (program.source, None, lines, program.filename)
         self._last_value = LastValue()
-        code, spans = self._runtime.load(body[program.source :], self._last_value)
+        code, spans, may_need_loop = self._runtime.load(body[program.source :], self._last_value)
+        in_loop = may_need_loop and bool(code.co_flags & _CO_COROUTINE)
         self._stop_reported = False
         self._meter.start(
             program.operations, self._warnings(program), program.session_operations, on_stop=self._report_stop
@@ -92,7 +93,7 @@ class Executions:
         self._enforcer.begin()
         display.begin()
         hold_headroom()
-        outcome, detail = self._run(code, program, source, spans)
+        outcome, detail = self._run(code, program, source, spans, in_loop=in_loop)
         give_headroom()
         self._enforcer.end()
         operations = self._meter.finish()
@@ -134,16 +135,16 @@ class Executions:
             return  # the program is out of stack or memory itself
 
     def _run(
-        self, code: types.CodeType, program: RunProgram, source: str, spans: list[list[int]]
+        self, code: types.CodeType, program: RunProgram, source: str, spans: list[list[int]], *, in_loop: bool
     ) -> tuple[str, Optional[ErrorDetail]]:
         """Runs the code; sends its images and its value from within, where the deadline still holds."""
         try:
             try:
-                if code.co_flags & _CO_COROUTINE:
+                if in_loop:
                     self._make_loop()
                 self._in_agent_code = True
                 try:
-                    self._evaluate(code)
+                    self._evaluate(code, in_loop=in_loop)
                     self._meter.finish()  # the code of its value is bounded by time
                     clear_timers()
                     self._send_output(program)
@@ -169,14 +170,19 @@ class Executions:
         """Returns the exception that ends the execution even if a thread, a finalizer or a library swallowed it."""
         return self._enforcer.refusal or self._meter.raised
 
-    def _evaluate(self, code: types.CodeType) -> None:
+    def _evaluate(self, code: types.CodeType, *, in_loop: bool) -> None:
         self._main.__dict__["__builtins__"] = self._runtime.names  # an earlier program may have replaced them
         signal.signal(signal.SIGINT, self.on_interrupt)  # this, too
         before = threads()
         try:
             result = eval(code, self._main.__dict__)
-            if code.co_flags & _CO_COROUTINE:
+            if in_loop:
                 self._await(result)
+            elif code.co_flags & _CO_COROUTINE:
+                try:
+                    result.send(None)
+                except StopIteration:
+                    pass  # it awaits nothing, so it ran to its end
             swallowed = self._decisive()
             if swallowed is not None:
                 raise swallowed

@@ -64,13 +64,18 @@ class Runtime:
         self.builtins.on_rules()
         self.audit.on_rules()
 
-    def load(self, packed: bytes, last: LastValue) -> tuple[types.CodeType, list[list[int]]]:
-        """Returns the checker's code, bound to this runtime, and the lines of its statements."""
-        code, spans = self._loads(packed)
+    def load(self, packed: bytes, last: LastValue) -> tuple[types.CodeType, list[list[int]], bool]:
+        """Returns the checker's code, bound to this runtime, the lines of its statements, and if it may need a loop."""
+        code, spans, names = self._loads(packed)
         self._constants[self._sentinels.keep] = last.keep
         bound = self._bind(code, self._constants)
         self._constants[self._sentinels.keep] = None  # else the last value would outlive its run
-        return bound, spans
+        return bound, spans, not names or self._has_asyncio(names)
+
+    def _has_asyncio(self, names: list[str]) -> bool:
+        """True if a global of one of these names is asyncio's."""
+        asyncio, namespace = sys.modules.get("asyncio"), self.main.__dict__
+        return any(name in namespace and namespace[name] is getattr(asyncio, name, None) for name in names)
 
     def guarded(self, function: Callable[..., Any], *args: Any) -> Any:
         """Calls a function that may run agent code outside of an execution, within a budget of operations."""

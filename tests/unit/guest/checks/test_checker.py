@@ -34,9 +34,9 @@ def _check(source: str, *authorized: str) -> Verdict:
 def test_good_source_gives_code_and_the_lines_of_its_statements() -> None:
     verdict = _check("x = 1\n\n@d\n@e\ndef f():\n    pass\ny = (1,\n 2); z = 3\n")
     assert verdict.code is not None
-    code, spans = marshal.loads(verdict.code)
+    code, spans, names = marshal.loads(verdict.code)
     assert code.co_filename == "<execution-1>"
-    assert spans == [[1, 1], [3, 6], [7, 8], [8, 8]]
+    assert (spans, names) == ([[1, 1], [3, 6], [7, 8], [8, 8]], [])
     assert (verdict.error, verdict.outcome) == (None, "") and not code.co_flags & inspect.CO_COROUTINE
 
 
@@ -46,6 +46,30 @@ def test_good_source_gives_code_and_the_lines_of_its_statements() -> None:
 def test_top_level_await_makes_it_async(source: str) -> None:
     packed = _check(source).code
     assert packed is not None and marshal.loads(packed)[0].co_flags & inspect.CO_COROUTINE
+
+
+@pytest.mark.parametrize(
+    ("source", "is_async", "names"),
+    [
+        ("asyncio.gather(f())", True, []),
+        ("from asyncio import gather\ngather(f())", True, []),
+        ("from asyncio import *\ngather(f())", True, []),
+        ("gather(f())", True, ["gather"]),
+        ("gather(await f())", True, []),
+        ("def gather(*a): pass\ngather(f())", False, []),
+        ("from mine import gather\ngather(f())", False, []),
+        ("from asyncio import gather\ngather = print\ngather(f())", False, []),
+        ("def run(): pass\nasyncio.create_task(run())", True, []),
+        ("from asyncio import run\nrun(gather(f()))", False, []),
+        ("def f():\n    gather()", False, []),
+    ],
+)
+def test_a_program_runs_in_a_loop_if_it_calls_what_needs_one(source: str, is_async: bool, names: list[str]) -> None:
+    """Any function named gather counted as asyncio's: the program's own failed if it ran a loop itself."""
+    packed = _check(source, "*").code
+    assert packed is not None
+    code, _, decide = marshal.loads(packed)
+    assert (bool(code.co_flags & inspect.CO_COROUTINE), decide) == (is_async, names)
 
 
 def test_syntax_error_reads_as_in_python() -> None:

@@ -195,7 +195,7 @@ class GuestRequests:
         names = json.dumps([variable.head() for variable in listed]).encode()
         body = names + b"".join(inline)
         await self.ask(nothing, lambda op: SetVariables(op=op, listed=len(names)), body)
-        # Only now: if the request failed, a blob may remain and be named again as a tool's.
+        # Only now: if the request was refused before the guest began it, a blob may be named again as a tool's.
         self._digests.drop(variable.blob for variable in listed if variable.blob is not None)
 
     async def get_variables(self, names: Sequence[str]) -> AsyncGenerator[BlobChunk | VariablesReply, None]:

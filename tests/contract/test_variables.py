@@ -11,7 +11,7 @@ import pytest
 
 from executor_api.values import OpaqueValue, encode
 from executor_server.core.errors import InvalidRequest, NotFound
-from executor_server.core.model import BlobRef
+from executor_server.core.model import BlobRef, ShippedTool, ToolSpec
 from tests.contract.harness import Harness, get_variables, pieces, set_variables
 from tests.contract.marks import promise
 
@@ -98,6 +98,36 @@ async def test_a_blob_is_named_once(harness: Harness) -> None:
     await session.set_variables([("x", blob)])
     with pytest.raises(NotFound, match="did not arrive"):
         await session.set_variables([("x", blob)])
+
+
+@promise("run-blobs")
+async def test_a_refused_request_keeps_no_blob(harness: Harness) -> None:
+    """They stayed for the life of the session, which took no large value any more when they filled its room."""
+    session = await harness.session()
+    packed = encode("text")
+    missing = BlobRef("0" * 32, len(packed))
+    for refused in ("variables", "tools"):
+        blob = BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))
+        with pytest.raises(NotFound, match="did not arrive"):
+            if refused == "variables":
+                await session.set_variables([("x", missing), ("y", blob)])
+            else:
+                tools = [
+                    ToolSpec(name, "", (), False, ShippedTool(part)) for name, part in (("x", missing), ("y", blob))
+                ]
+                await session.register_tools(tools)
+        with pytest.raises(NotFound, match="did not arrive"):
+            await session.set_variables([("y", blob)])
+
+
+@promise("run-blobs")
+async def test_many_blobs_are_set_at_once(harness: Harness) -> None:
+    session = await harness.session()
+    packed, listed = encode("text"), list[tuple[str, BlobRef]]()
+    for number in range(100):
+        listed.append((f"x{number}", BlobRef(await session.upload_blob(len(packed), pieces(packed)), len(packed))))
+    await session.set_variables(listed)
+    assert (await harness.run(session, "x0 + x99")).output == "texttext"
 
 
 @promise("run-blobs")

@@ -12,7 +12,13 @@ from typing import Any, TypeVar
 from google.protobuf.message import Message
 
 from executor_api import messages
-from executor_api.limits import CODE_BYTES_MAX, PIECE_BYTES, SESSION_NAME_CHARS_MAX
+from executor_api.limits import (
+    BLOB_BYTES_MAX,
+    CODE_BYTES_MAX,
+    PIECE_BYTES,
+    SESSION_NAME_CHARS_MAX,
+    VARIABLES_NAMED_MAX,
+)
 from executor_api.v1 import executor_service_pb2 as pb
 from executor_api.v1 import types_pb2
 from executor_api.values import EncodeError
@@ -28,6 +34,7 @@ from executor_client.errors import (
     ExecutorClientError,
     InvalidRequest,
     PolicyViolationError,
+    ResourceExhaustedError,
     UnavailableError,
 )
 from executor_client.results import ExecutionResult, Limits, Policy, SessionInfo
@@ -194,8 +201,14 @@ def register_tools(session_id: str, tools: Mapping[str, Tool]) -> pb.RegisterToo
 
 
 def pack_variables(variables: Mapping[str, object]) -> dict[str, bytes]:
-    """Packs all variables. Raises InvalidRequest with the name of one that cannot be sent."""
+    """Packs all variables. Raises InvalidRequest with the name of one that cannot be sent, ResourceExhaustedError."""
+    if len(variables) > VARIABLES_NAMED_MAX:
+        raise InvalidRequest(
+            f"{len(variables):,} variables are too many for one call, which sets at most {VARIABLES_NAMED_MAX:,}; "
+            "set them in several calls"
+        )
     packed = {}
+    left_bytes = BLOB_BYTES_MAX
     for name, value in variables.items():
         if not str(name).isidentifier():
             raise InvalidRequest(f"{name!r} is not a valid variable name")
@@ -203,6 +216,13 @@ def pack_variables(variables: Mapping[str, object]) -> dict[str, bytes]:
             packed[name] = pack(value)
         except EncodeError as error:
             raise InvalidRequest(f"the variable {name!r} cannot be sent: {error}", reason="VALUE_REFUSED") from error
+        left_bytes -= len(packed[name])
+        if left_bytes < 0:  # before the first upload: the sandbox would hold what came before the last
+            raise ResourceExhaustedError(
+                f"the variables have more than {BLOB_BYTES_MAX:,} bytes, the most that one call sets; "
+                "set them in several calls",
+                reason="TOO_LARGE",
+            )
     return packed
 
 

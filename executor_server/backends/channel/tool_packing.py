@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
+from executor_api.limits import VARIABLES_NAMED_MAX
 from executor_server.core import BlobRef, Payload, ShippedTool, ToolSource, ToolSpec
 from executor_server.guest.wire.messages import ListedTool, Place
 
 # Digests that are kept per session: more than the blobs that can be staged at a time.
-_MAX_DIGESTS = 128
+_MAX_DIGESTS = 2 * VARIABLES_NAMED_MAX
 HOLD_S = 0.25
 """Seconds that the bytes of a staged blob are held for the message that names it."""
 # Blobs that are held at one time in a session; each is at most as large as all tools together may be.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from executor_api.limits import BLOB_BYTES_MAX, EXCLUDED_MAX, PATH_BYTES_MAX
+from executor_api.limits import BLOB_BYTES_MAX, EXCLUDED_MAX, PATH_BYTES_MAX, VARIABLES_NAMED_MAX
 
 from ..wire import link
 from ..wire.frames import CHUNK_BYTES, FrameError
@@ -27,21 +27,24 @@ if TYPE_CHECKING:
     from . import archives
     from .management import Removal
 
-MAX_BLOBS = 64
+MAX_BLOBS = VARIABLES_NAMED_MAX  # one message may name as many; each is a descriptor
 MAX_TRANSFERS = 16
 # Bytes of all blobs staged at a time, and of one value.
 MAX_BLOB_BYTES = BLOB_BYTES_MAX
-# Seconds for a blob to be completed, and then to be named by a message; only time with a daemon counts.
+# Seconds without a piece of any blob after which those that no message has named expire; only time with a daemon
+# counts. A message may name several, and the first has to wait for the last.
 BLOB_TIME_S = 60.0
 _LISTING_BYTES = 1024 * 1024
 
 
 class _Blob:
-    def __init__(self, size: int, deadline: float) -> None:
+    def __init__(self, size: int, now: float) -> None:
+        """Raises OSError."""
         self.fd = os.memfd_create("blob", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
         self.size = size
         self.received = 0
-        self.deadline = deadline  # by the clock of `Transfers`
+        self.renewed = now  # the time of its last piece, by the clock of `Transfers`
+        self.claimed = False
 
 
 class Transfers:
@@ -57,6 +60,7 @@ class Transfers:
         self._on_file = on_file
         # A clock that stops without a daemon: nothing can complete or name a blob then.
         self._connected_s = 0.0
+        self._blobs_renewed = 0.0  # the time of the last piece of any blob, by this clock
         self._looked_at = time.monotonic()
         self._was_connected = False
 
@@ -86,13 +90,29 @@ class Transfers:
 
     def begin_blob(self, request: BlobBegin) -> None:
         op, blob_id, size = request.op, request.blob, request.size
-        staged = sum(blob.size for blob in self._blobs.values())
-        if blob_id in self._blobs or len(self._blobs) >= MAX_BLOBS or staged + size > MAX_BLOB_BYTES:
-            limit = f"at most {MAX_BLOBS} blobs and {MAX_BLOB_BYTES} bytes can be staged at a time"
-            self._channel.fail(op, "too_large", limit)
+        if blob_id not in self._blobs and not self._has_room(size):
+            self._drop_unused()
+        if blob_id in self._blobs or not self._has_room(size):
+            limit = f"at most {MAX_BLOBS:,} values and {MAX_BLOB_BYTES:,} bytes may wait for their use at a time"
+            self._channel.fail(op, "too_large", f"{limit}; send fewer, or wait for the use of those sent before")
             return
-        self._blobs[blob_id] = _Blob(size, self._connected_s + BLOB_TIME_S)
+        try:
+            self._blobs[blob_id] = _Blob(size, self._connected_s)
+        except OSError as error:
+            self._channel.fail(op, "too_large", f"the sandbox can't hold another value: {error.strerror}")
+            return
+        self._blobs_renewed = self._connected_s
         self._channel.done(op)
+
+    def _has_room(self, size: int) -> bool:
+        staged = sum(blob.size for blob in self._blobs.values())
+        return len(self._blobs) < MAX_BLOBS and staged + size <= MAX_BLOB_BYTES
+
+    def _drop_unused(self) -> None:
+        """Drops blobs that only others kept from expiring: nothing may ever name them."""
+        for blob_id, blob in list(self._blobs.items()):
+            if not blob.claimed and blob.renewed + BLOB_TIME_S <= self._connected_s:
+                self.drop_blob(blob_id)
 
     def add_to_blob(self, piece: BlobData, data: memoryview) -> None:
         blob = self._blobs.get(piece.blob)
@@ -106,7 +126,7 @@ class Transfers:
             # No memory, or past RLIMIT_FSIZE. The message that names the blob gets blob_not_found.
             self.drop_blob(piece.blob)
             return
-        blob.deadline = self._connected_s + BLOB_TIME_S
+        blob.renewed = self._blobs_renewed = self._connected_s
 
     def drop_blob(self, blob_id: str) -> None:
         """Drops a blob that no message will name."""
@@ -115,19 +135,18 @@ class Transfers:
             os.close(blob.fd)
 
     def claim_blob(self, blob_id: str) -> None:
-        """Keeps a blob from expiring: a waiting job names it."""
+        """Keeps a blob from expiring: a waiting job names it, and drops it when it has begun."""
         blob = self._blobs.get(blob_id)
         if blob is not None:
-            blob.deadline = float("inf")
+            blob.claimed = True
 
     def expire_blobs(self, now: float) -> None:
         """Drops expired blobs. To be called in each turn of the loop; a turn ends when a daemon connects or leaves."""
         if self._was_connected:
             self._connected_s += now - self._looked_at
         self._looked_at, self._was_connected = now, self._channel.connected
-        for blob_id, blob in list(self._blobs.items()):
-            if blob.deadline <= self._connected_s:
-                self.drop_blob(blob_id)
+        if self._blobs and self._blobs_renewed + BLOB_TIME_S <= self._connected_s:
+            self._drop_unused()
 
     def take_blob(self, blob_id: str) -> Optional[int]:
         """Returns the sealed descriptor of a complete blob, which the caller owns; None if there is none."""

@@ -43,7 +43,7 @@ from .tool_set import PartMissing, ToolSet, TooMuchShipped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Callable, Optional, Union
+    from typing import Callable, Optional, Sequence, Union
 
     from ..wire.link_messages import LinkMessage
     from ..wire.schema import Message
@@ -126,8 +126,8 @@ class Requests:
             self._current.close()
         self._tools.close()
 
-    def claim_blobs(self, request: Message, body: bytes) -> None:
-        """Keeps the blobs of a waiting job from expiring. Raises FrameError."""
+    def claim_blobs(self, request: Message, body: bytes) -> list[str]:
+        """Keeps the blobs of a waiting job from expiring, and returns their ids. Raises FrameError."""
         brought: list[Optional[str]] = []
         if isinstance(request, SetVariables):
             brought = [variable.blob for variable in _listed_variables(request, body)]
@@ -135,12 +135,18 @@ class Requests:
             brought = [place.blob for tool in listed_tools(request, body) for _, place in places(tool)]
         elif isinstance(request, RestoreState):
             brought = [request.blob]
-        for blob_id in brought:
-            if blob_id is not None:
-                self._transfers.claim_blob(blob_id)
+        claimed = [blob_id for blob_id in brought if blob_id is not None]
+        for blob_id in claimed:
+            self._transfers.claim_blob(blob_id)
+        return claimed
 
-    def begin(self, request: Message, body: bytes) -> None:
-        """Begins a request of the daemon. Some are done at once."""
+    def begin(self, request: Message, body: bytes, claimed: Sequence[str] = ()) -> None:
+        """Begins a request of the daemon. Some are done at once. Drops the `claimed` blobs that a refusal left."""
+        self._begin(request, body)
+        for blob_id in claimed:
+            self._transfers.drop_blob(blob_id)
+
+    def _begin(self, request: Message, body: bytes) -> None:
         if isinstance(request, SetVariables):
             self._set_variables(request, body)
         elif isinstance(request, RegisterTools):

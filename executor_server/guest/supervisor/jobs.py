@@ -18,7 +18,7 @@ from ..wire.savepoint_messages import ListSavepoints, RollBack, TakeSavepoint
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Optional, Union
+    from typing import Optional, Sequence, Union
 
     from ..wire.schema import Request
 
@@ -33,11 +33,12 @@ KINDS = (
 
 
 class Job:
-    __slots__ = ("body", "request", "saved")
+    __slots__ = ("blobs", "body", "request", "saved")
 
-    def __init__(self, request: JobRequest, body: bytes) -> None:
+    def __init__(self, request: JobRequest, body: bytes, blobs: Sequence[str] = ()) -> None:
         self.request = request
         self.body = body
+        self.blobs = blobs  # those that it has claimed
         self.saved = False  # its savepoint was taken or refused, or its branch made
 
     @property

@@ -234,8 +234,7 @@ class Supervisor:
         if not isinstance(request, Execute) and self._jobs.full:
             self._channel.fail(request.op, "queue_full", f"{MAX_JOBS} requests of this session wait")
             return
-        self._requests.claim_blobs(request, body)
-        self._jobs.add(Job(request, body))
+        self._jobs.add(Job(request, body, self._requests.claim_blobs(request, body)))
         self._next_job()
 
     def _cancel(self, execution_id: str) -> None:
@@ -284,7 +283,7 @@ class Supervisor:
                 self._runner.post_rules()
                 self._channel.done(request.op)
             else:
-                self._requests.begin(request, job.body)
+                self._requests.begin(request, job.body, job.blobs)
 
     def _is_prepared(self, request: Execute, job: Job) -> bool:
         """False if the execution needs a savepoint or a branch first: the job is put back until that is made."""

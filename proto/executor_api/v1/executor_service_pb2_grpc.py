@@ -395,7 +395,7 @@ class ExecutorServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def UploadBlob(self, request_iterator, context):
-        """Stages bytes for one later message of this session that names the blob within 60 s.
+        """Stages bytes for one later message of this session that names the blob within 60 s of the last upload.
         The first message names the session. RESOURCE_EXHAUSTED (over the session's staging space), NOT_FOUND.
         Repeated: another blob.
         """

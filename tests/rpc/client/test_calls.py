@@ -40,6 +40,7 @@ from executor_client import (
     UnavailableError,
     Violation,
 )
+from executor_client._core import requests
 from tests.support.fake_daemon import SESSION, TOKEN, FakeDaemon, Refusal, blob, busy, chunks, value
 
 
@@ -344,6 +345,19 @@ def test_variable_that_cannot_be_sent_is_refused_by_name(session: Any, daemon: F
     with pytest.raises(InvalidRequest, match="'1x' is not a valid variable name"):
         session.set_variables({"1x": 1})
     assert daemon.requests == []
+
+
+def test_variables_that_are_too_many_or_too_large_are_refused_before_an_upload(
+    session: Any, daemon: FakeDaemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The sandbox held those that were uploaded before the last was refused."""
+    with pytest.raises(InvalidRequest, match=r"1,025 variables are too many .* several calls"):
+        session.set_variables({f"x{number}": None for number in range(1025)})
+    monkeypatch.setattr(requests, "BLOB_BYTES_MAX", 1_500_000)
+    with pytest.raises(ResourceExhaustedError, match="the variables have more than 1,500,000 bytes"):
+        session.set_variables(dict.fromkeys("abc", b"x" * 600000))
+    assert daemon.requests == []
+    session.set_variables(dict.fromkeys("ab", b"x" * 600000))
 
 
 def test_blobs_are_uploaded_again_when_the_call_is_repeated(session: Any, daemon: FakeDaemon) -> None:

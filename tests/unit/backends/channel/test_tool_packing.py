@@ -9,6 +9,7 @@ import pytest
 from executor_server.backends.channel import tool_packing
 from executor_server.backends.channel.tool_packing import BlobDigests
 from executor_server.core.model import BlobRef, ShippedTool, ToolSource, ToolSpec
+from executor_server.guest.files.transfers import MAX_BLOBS
 
 
 def tool(code: ToolSource | BlobRef | bytes) -> ToolSpec:
@@ -68,7 +69,7 @@ async def test_a_blob_that_was_no_tool_is_never_digested(monkeypatch: pytest.Mon
 
 def test_only_so_many_digests_are_remembered() -> None:
     digests = BlobDigests()
-    for number in range(1000):
+    for number in range(3000):
         digests.hold(f"b{number}", [b"%d" % number])
-    assert known(digests, "b0", "b800") == [None, None]
-    assert None not in known(digests, *(f"b{number}" for number in range(880, 1000)))
+    assert known(digests, "b0", "b900") == [None, None]
+    assert None not in known(digests, *(f"b{number}" for number in range(3000 - MAX_BLOBS, 3000)))

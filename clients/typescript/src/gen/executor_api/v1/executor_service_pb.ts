@@ -2813,7 +2813,7 @@ export const ExecutorService: GenService<{
     output: typeof GetVariablesResponseSchema;
   },
   /**
-   * Stages bytes for one later message of this session that names the blob within 60 s.
+   * Stages bytes for one later message of this session that names the blob within 60 s of the last upload.
    * The first message names the session. RESOURCE_EXHAUSTED (over the session's staging space), NOT_FOUND.
    * Repeated: another blob.
    *

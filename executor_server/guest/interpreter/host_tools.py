@@ -43,6 +43,7 @@ class ToolBox:
             return self._call(name, args, kwargs, final=final)
 
         tool.__name__ = tool.__qualname__ = name
+        tool.__module__ = "builtins"  # where agent code finds it; help() and pickle name the module
         tool.__doc__ = description
         if parameters:
             # Where inspect.signature and help() look. The daemon has checked that all are identifiers.

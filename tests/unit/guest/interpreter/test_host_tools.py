@@ -6,6 +6,7 @@ import builtins
 import inspect
 import os
 import pickle
+import pydoc
 import signal
 import socket
 import threading
@@ -105,6 +106,15 @@ def interruptible(inbox: Inbox) -> Iterator[None]:
 
 def interrupt() -> None:
     signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
+def test_a_tool_is_described_as_a_builtin(supervisor: Supervisor) -> None:
+    """`help(tool)`, and the error when a pool of processes pickles it, named a module of the guest."""
+    tool = supervisor.tools.stub("slow", "Takes its time.", ["q"])
+    text = pydoc.plain(pydoc.render_doc(tool))
+    assert "function slow in module builtins" in text and "slow(q)" in text
+    with pytest.raises((pickle.PicklingError, AttributeError), match=r"slow.* builtins"):
+        pickle.dumps(tool)
 
 
 # -- each message to its thread

@@ -333,6 +333,13 @@ _OWN_ATTACKS: dict[str, tuple[str, tuple[str, ...], str]] = {
         (),
         "_os in a pattern of K",
     ),
+    "by a pattern of a class that takes every object for its own": (
+        "import random, collections\nclass K(collections.UserDict):\n    @classmethod\n"
+        "    def __subclasshook__(cls, other): return True\n"
+        "match random:\n    case K(_os=object(popen=p)): p('id')",
+        (),
+        "_os in a pattern of K",
+    ),
     "by a pattern of one's own kind of module": (
         "import random\nclass K(type(random)): pass\nrandom.__class__ = K\nmatch random:\n    case K(_os=object()): pass",
         (),

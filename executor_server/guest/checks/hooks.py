@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 import sys
 from _string import formatter_field_name_split, formatter_parser  # type: ignore[import-not-found]
-from abc import ABCMeta
 from itertools import count
 from types import BuiltinFunctionType, FunctionType, MethodDescriptorType, MethodType, ModuleType, SimpleNamespace
 
@@ -156,6 +155,8 @@ class Hooks:
         if self._enforcer.rules.refused & EVERYTHING:
             return self.special(obj, name)
         value = _getattr(obj, name)
+        if _type(value) in self._plain and name not in ENTRANCES:
+            return value
         path = f"{name_of(obj)}.{name}" if is_module(obj) else f"….{name}"
         return self.enter(value, path) if name in ENTRANCES else self.reach(value, path)
 
@@ -336,23 +337,24 @@ class Hooks:
 def _match_args(cls: Any) -> tuple[Any, ...]:
     """Returns the names of the attributes that a pattern of this class reads by position."""
     names = _getattr(cls, "__match_args__", ())
-    return names if _isinstance(names, tuple) else ()
+    return names if _type(names) is tuple else ()
 
 
 def _attribute(cls: Any, part: Any) -> str:
     """Returns the name of an attribute in a pattern; empty for the object itself, as in `int(x)`."""
+    if _type(part) is str:
+        return str(part)
     names = _match_args(cls)
-    name: Any = part if _isinstance(part, str) else names[part] if part < len(names) else ""
-    plain: str = str.__getitem__(name, slice(None)) if _isinstance(name, str) else ""
-    return plain
+    name = names[part] if part < len(names) else ""
+    return name if _type(name) is str else ""  # CPython accepts no other names, and no other tuples
 
 
 def _is_own(cls: Any) -> bool:
     """True for a class of the program whose instances are the program's objects, and not modules or others."""
     if not _isinstance(cls, type) or _issubclass(cls, ModuleType) or cls.__module__ != "__main__":
         return False
-    check: Any = _type(cls).__instancecheck__
-    return check in (type.__instancecheck__, ABCMeta.__instancecheck__)
+    # Only the plain test: one that asks the class (`__subclasshook__`, `register`) takes a module for an instance.
+    return bool(_type(cls).__instancecheck__ == type.__instancecheck__)
 
 
 def locals_of(frame: FrameType) -> Any:

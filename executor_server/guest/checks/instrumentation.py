@@ -6,7 +6,8 @@ Promises
 - The head of every `except` calls the guard, which raises control exceptions again.
 - The value of the trailing expression, or of the last statement, is passed to `keep`.
 - Under language rules, accesses go through hooks (accesses.py, patterns.py).
-- Nothing else changes: results, scopes, laziness, docstrings, line and column numbers.
+- Nothing else changes, except in patterns (patterns.py): results, scopes, laziness, docstrings, line and column
+  numbers.
 
 There are two kinds of tick. The cheapest costs no bytecode: the loop runs over `compress(iterable, ticks)`, which
 takes an element and then a tick, asks for its iterator when and as often as the loop would, and never looks ahead.
@@ -334,7 +335,7 @@ def _needs_loop(tree: ast.Module) -> tuple[bool, set[str]]:
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
             continue
         if isinstance(node, ast.Call):
-            name, of_asyncio = _called(node.func, imported - bound)
+            name, of_asyncio = _called(node.func, imported)
             if name in _RUN and (of_asyncio or name.startswith("run_")):
                 return False, set()
             needs = needs or (of_asyncio and name in _NEED)

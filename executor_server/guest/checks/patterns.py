@@ -10,6 +10,8 @@ A pattern has no place for a call, so its attributes are checked next to it:
   classes of the program's own only, whose instances hold what the program has set. Literals stay as they are.
 - A dotted name whose value is compared is also evaluated in an inserted case, where the rules for accesses apply.
 
+So a captured attribute is read twice, and dotted names and some classes are evaluated before the pattern is tried.
+
 Under `foreign_modules` alone, an attribute by keyword is checked only if modules have its name.
 """
 

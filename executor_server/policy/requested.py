@@ -27,7 +27,8 @@ MAX_REQUESTED_IMPORTS = 256
 MAX_REQUESTED_HOSTS = 64  # each is compared with every host of the policy
 MAX_REQUESTED_PACKAGES = 256
 MAX_REQUESTED_PACKAGES_CHARS = 8 * 1024
-"""Characters of all packages together: their bounds are compared with the policy's, in the daemon's only loop."""
+"""Characters of all packages together without their markers: the bounds are compared with the policy's, in the daemon's
+only loop."""
 MAX_REQUESTED_TEXT_CHARS = 256
 MAX_LABELS = 16
 MAX_LABEL_KEY_CHARS = 64
@@ -133,9 +134,10 @@ def check_packages(texts: Sequence[str]) -> tuple[Requirement, ...]:
             found.append(read_requirement(text))
         except BadRequirement as error:
             raise invalid(f"packages[{index}]", f"{error}; write {REQUIREMENT_FORM}") from error
-        chars += len(text)
+        chars += len(text.partition(";")[0])
         if chars > MAX_REQUESTED_PACKAGES_CHARS:
-            problem = f"has more than {MAX_REQUESTED_PACKAGES_CHARS:,} characters; request fewer packages or bounds"
+            most = f"{MAX_REQUESTED_PACKAGES_CHARS:,} characters without markers"
+            problem = f"has more than {most}; request fewer packages or bounds"
             raise invalid("packages", problem)
         if len({each.marker for each in found if each.marker}) > MAX_MARKERS:
             raise invalid("packages", f"has more than {MAX_MARKERS} different markers")

@@ -118,7 +118,7 @@ def _starts_code(method: str, request: Message) -> bool:
     if method == "RegisterTools":
         tools = cast("service_pb.RegisterToolsRequest", request).tools
         return any(tool.HasField("shipped") for tool in tools)
-    return method in ("StartProcess", "SetVariables", "RestoreState")
+    return method in ("StartProcess", "SetVariables", "GetVariables", "ExportState", "RestoreState")
 
 
 def _execute(path: str, fleet: FrontFleet) -> Callable[[bytes, Context], Coroutine[Any, Any, None]]:

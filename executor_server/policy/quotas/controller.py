@@ -114,12 +114,12 @@ class Admission(AdmissionController):
         await self._record_in(session, AuditKind.IMPORTS_AUTHORIZED, of_names(patterns))
 
     async def variables(self, session: SessionFacts, names: Sequence[str], *, write: bool) -> None:
-        if write:  # a pickled value runs code
-            self._check_use(session)
+        self._check_use(session)  # pickled values run code, and so does `__repr__`
         kind = AuditKind.VARIABLES_SET if write else AuditKind.VARIABLES_READ
         await self._record_in(session, kind, of_names(names))
 
     async def state_export(self, session: SessionFacts) -> None:
+        self._check_use(session)  # pickling runs code
         await self._record_in(session, AuditKind.STATE_REQUESTED, {})
 
     async def state_restore(self, session: SessionFacts, state: StateFacts) -> None:

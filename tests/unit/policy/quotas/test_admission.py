@@ -192,6 +192,8 @@ STARTS: dict[str, Callable[[Admission, SessionFacts], Awaitable[object]]] = {
     "prelude": lambda admission, _session: admission.session(PRINCIPAL, "r", SPEC),
     "shipped tool": lambda admission, session: admission.tools(session, [SHIPPED]),
     "pickled variable": lambda admission, session: admission.variables(session, ["x"], write=True),
+    "repr of a variable": lambda admission, session: admission.variables(session, ["x"], write=False),
+    "pickling": lambda admission, session: admission.state_export(session),
     "pickled state": EFFECTS["restore"],
 }
 
@@ -216,7 +218,6 @@ async def test_what_starts_no_code_goes_on_after_the_use_of_an_hour(log: AuditLo
     admission = Admission(quotas, FairSemaphore(1), log)
     await admission.session(PRINCIPAL, "r", replace(SPEC, prelude=""))
     await admission.tools(facts(), [replace(SHIPPED, shipped=None)])
-    await admission.variables(facts(), ["x"], write=False)
     await admission.file_get(facts(), "a", tar=False)
 
 

@@ -45,7 +45,6 @@ from executor_server.core.config.problems import (
     some_of,
     undotted,
     validated,
-    without_userinfo,
 )
 from executor_server.core.config.state_dir import (
     AlreadyRunning,

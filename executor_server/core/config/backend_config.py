@@ -33,7 +33,7 @@ _ENGINE_FORM = Form(
 
 ImageReference = Annotated[str, AfterValidator(_REFERENCE_FORM)]
 ModuleName = Annotated[str, AfterValidator(_MODULE_FORM)]
-HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/]{1,255}/?$")]
+HttpUrl = Annotated[str, Field(pattern=r"^https?://[^\s/…]{1,255}/?$")]
 EngineHost = Annotated[str, AfterValidator(_ENGINE_FORM)]
 Preload = Annotated[tuple[ModuleName, ...], Field(max_length=64)]
 

@@ -198,7 +198,7 @@ class MetricsSection(Section):
 class TracingSection(Section):
     """OpenTelemetry traces."""
 
-    endpoint: Annotated[str, Field(pattern=r"^https?://\S{1,255}$")] | None = None
+    endpoint: Annotated[str, Field(pattern=r"^https?://[^\s…]{1,255}$")] | None = None
     """The URL for spans, OTLP over HTTP. Not set: no traces."""
     service_name: Name = "remote-executor"
     """The name of the service in its spans."""

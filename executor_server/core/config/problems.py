@@ -119,11 +119,6 @@ def undotted(path: str) -> KeyPath:
     return tuple(json.loads(part) if part.startswith('"') else part for part in _KEY_PART.findall(path))
 
 
-def without_userinfo(text: str) -> str:
-    """Hides the user and password of URLs."""
-    return _USERINFO.sub("//…@", text)
-
-
 def cut(text: str) -> str:
     """Shortens a text of the file for a sentence."""
     return text if len(text) <= _MAX_SHOWN_CHARS else text[:_MAX_SHOWN_CHARS] + "…"
@@ -226,4 +221,4 @@ def _shown(value: object) -> str:
     if isinstance(value, int) and abs(value) >= _MAX_SHOWN_NUMBER:
         return f"a number of {value.bit_length():,} bits"
     text = repr(value) if not isinstance(value, (list, tuple)) else f"an array of {len(value):,}"
-    return cut(without_userinfo(text))
+    return cut(_USERINFO.sub("//…@", text))

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from functools import partial
 from importlib import import_module
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from executor_server.core import SandboxFailure
-from executor_server.core.config import ConfigError, to_toml, without_userinfo
+from executor_server.core.config import ConfigError, to_toml
 from executor_server.daemon.cli.admin import admin
 from executor_server.daemon.cli.images import images
 from executor_server.daemon.cli.shared import (
@@ -54,6 +55,7 @@ LATE_GROUPS = {
 """Groups of commands that are imported when one of their commands runs: the module of each, and its help."""
 
 
+_USERINFO = re.compile(r'(https?://)[^\s"/]*@')
 _IMPORTING = {"serve", "front", "check-host", "gateway", "console"}
 """Commands that import the daemon, and start the garbage collector afterwards."""
 
@@ -93,7 +95,7 @@ class _Main(click.Group):
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
-            where = error.filename or "The output"
+            where = error.filename or "A file or the output"
             text = f"{where} can't be written: {error.strerror}; free some space there, or choose another place."
             fail(EXIT_PLACE, text)
 
@@ -202,7 +204,7 @@ def _report(backend: str, findings: Sequence[HostFinding]) -> bool:
 @configured
 def print_config(**options: Any) -> None:
     """Prints the effective configuration as TOML, without users and passwords of URLs."""
-    click.echo(without_userinfo(to_toml(load_config(**options))), nl=False)
+    click.echo(_USERINFO.sub(r"\1…@", to_toml(load_config(**options))), nl=False)
 
 
 def _finding_text(finding: HostFinding) -> str:

@@ -70,6 +70,17 @@ def test_print_config_hides_the_password_of_a_url(tmp_path: Path) -> None:
     assert result.exit_code == 0
     assert 'endpoint = "https://…@collector.example/v1"' in result.output
     assert "pa55word" not in result.output
+    config.write_text(result.output)
+    result = run("print-config", "--state-dir", str(tmp_path), "--config", str(config))
+    assert result.exit_code == EXIT_CONFIG, "a hidden password is not taken for one"
+
+
+def test_print_config_changes_no_other_address(tmp_path: Path) -> None:
+    lines = ('tracing.endpoint = "https://collector.example/v1@2"', 'docker.host = "ssh://me@box"')
+    (config := tmp_path / "executor.toml").write_text("\n".join(lines))
+    result = run("print-config", "--state-dir", str(tmp_path), "--config", str(config))
+    assert '"https://collector.example/v1@2"' in result.output
+    assert '"ssh://me@box"' in result.output
 
 
 def test_print_config_shows_what_is_in_effect(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,7 +101,7 @@ def test_a_full_disk_for_the_output_is_a_sentence(
         monkeypatch.setattr(sys, "stdout", full)
         main(arguments)
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("The output can't be written: No space left on device; free some space")
+    assert line.startswith("A file or the output can't be written: No space left on device; free some space")
 
 
 def test_a_wrong_configuration_is_told_problem_by_problem(tmp_path: Path) -> None:

@@ -23,7 +23,7 @@ CLIENTS_MAX = 256
 REQUESTS_MAX = 256
 """Requests of one token at a time."""
 VISITS_MAX = 256
-ALL_VISITS_MAX = 768
+ALL_VISITS_MAX = 512
 """Requests to ports at a time, of one sandbox and of all. Anyone may send them, and they use the token of the sandbox's
 owner, whose own requests need other places."""
 VERIFICATIONS_MAX = 16

@@ -69,14 +69,15 @@ def _refused(message_class: type[Message], problem: str) -> ConnectError:
     return ConnectError(Code.INVALID_ARGUMENT, f"the request is not a valid {message_class.DESCRIPTOR.name}: {shown}")
 
 
-_GZIP_BITS = 31  # zlib's number for the format of gzip
+GZIP_BITS = 31
+"""zlib's number for the format of gzip."""
 
 
 class GzipMember:
     """Decompresses one gzip member. zlib copies the rest of the input for each: 50,000 of them in 1 MB take seconds."""
 
     def __init__(self) -> None:
-        self._inflate = zlib.decompressobj(_GZIP_BITS)
+        self._inflate = zlib.decompressobj(GZIP_BITS)
 
     def decompress(self, data: bytes | bytearray | memoryview, bytes_max: int) -> bytes:
         """Returns up to this many bytes, and leaves unread input in `rest`. Raises zlib.error."""

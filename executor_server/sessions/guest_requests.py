@@ -379,7 +379,7 @@ class GuestRequests:
         """Sends the message under a new number, and yields the number. Frames after the block are dropped.
 
         Raises PreconditionFailed and ResourceExhausted. `counts`: as one of the open requests that a session may have.
-        `must_go`: is sent even if there are too many requests.
+        `must_go`: neither counted nor refused.
         """
         self._session.require_alive()
         # A caller that leaves closes its request, but the channel keeps the frame until the guest has acknowledged it.

@@ -32,9 +32,9 @@ LINE_CHARS_MAX = 1_000
 SHOWN_CHARS_MAX = 60_000
 MATCHES_MAX = 200
 OCCURRENCES_MAX = 20
-"""Places where an edit's text occurs, of which a model is told."""
+"""Occurrences of an edit's text that a refusal lists."""
 PATTERN_CHARS_MAX = 4_000
-"""Limit of a regular expression, and of a glob, whose compilation takes far longer than its transfer."""
+"""Characters of a regular expression or a glob. The event loop compiles globs: 4,000 characters take 50 ms."""
 ENTRIES_MAX = 500
 TIMEOUT_S = 120
 """Default time limit of a command, in seconds."""

@@ -10,9 +10,8 @@ from __future__ import annotations
 import logging
 from typing import Any, NamedTuple
 
-from executor_api.values import EncodeError, ValueLimits, encode
+from executor_api.values import EncodeError, ValueLimits, decode, encode
 from executor_client._core.limits import ARGUMENT_BYTES_COMPARED_MAX, CALLS_COMPARED_MAX, TOOL_NAME_SHOWN_MAX
-from executor_client._core.values import unpack
 
 _log = logging.getLogger(__name__)
 
@@ -73,4 +72,4 @@ def _has_changed(given: Arguments, packed: bytes | memoryview) -> bool:
     except Exception:  # noqa: BLE001 - a thread of the tool may still change it; that must not fail the call
         return False
     # Most values have the same encoding here and in the sandbox. The others are compared after a round trip.
-    return now != packed and now != encode(unpack(packed), _LIMITS)
+    return now != packed and now != encode(decode(packed), _LIMITS)

@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from executor_api.limits import TOOL_ERROR_ARGUMENTS_BYTES_MAX
 from executor_api.v1 import executor_service_pb2 as pb
-from executor_api.values import DecodeError, EncodeError, ValueLimits, encode
+from executor_api.values import DecodeError, EncodeError, ValueLimits, decode, encode
 from executor_api.values.objects import type_name_of
 from executor_client._core.assembler import ToolRequest
 from executor_client._core.limits import TOOL_ERROR_CHARS_MAX
 from executor_client._core.shared_arguments import Arguments
 from executor_client._core.short_repr import ShortRepr
 from executor_client._core.terminal import sendable
-from executor_client._core.values import pack, unpack
+from executor_client._core.values import pack
 from executor_client.errors import (
     ExecutorClientError,
     InvalidRequest,
@@ -160,7 +160,7 @@ def arguments(request: ToolRequest) -> Arguments:
     """Unpacks the arguments of a call."""
     packed = request.take_arguments()
     try:
-        unpacked = unpack(packed)
+        unpacked = decode(packed)
     except DecodeError as error:
         raise ToolRefusal("ValueError", f"the arguments cannot be decoded: {error}") from error
     match unpacked:

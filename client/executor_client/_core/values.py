@@ -25,18 +25,13 @@ def pack(value: object) -> bytes:
     return encode(value, fallback=_pickled_for_sandbox)
 
 
-def unpack(packed: bytes | memoryview, limits: ValueLimits = DEFAULT_LIMITS) -> Any:
-    """Decodes a value from the sandbox. Raises DecodeError and nothing else."""
-    return decode(packed, limits)
-
-
 def unpack_or_opaque(packed: bytes | memoryview, limits: ValueLimits = DEFAULT_LIMITS) -> Any:
     """Decodes a value from the sandbox; one that breaks the codec's rules becomes an OpaqueValue that says so.
 
     Otherwise a program could hide its outcome, and its other outputs, behind a broken value.
     """
     try:
-        return unpack(packed, limits)
+        return decode(packed, limits)
     except DecodeError as error:
         return OpaqueValue(UNDECODABLE, f"<{error}>")
 

@@ -27,7 +27,7 @@ FILES_MAX = 2_000
 _STDIN_TOOL = "read_standard_input"
 _NEEDED_IMPORTS = {"atexit", "io", "os", "sys", "threading", "traceback"}
 _NEEDED_LANGUAGE = {"dunder_access", "dynamic_code", "module_attributes", "namespaces", "open", "unlisted_builtins"}
-_IMPORTS = re.compile(r'^[\s"]*(from|import)[ \t]+([\w., \t]+)', re.MULTILINE)
+_IMPORTS = re.compile(r'^[ \t"]*(from|import)[ \t]+([\w., \t]+)', re.MULTILINE)
 _OUR_FRAMES = re.compile(r'^  File "<execution-\d+>".*\n(?:    .*\n)*', re.MULTILINE)
 _LAUNCHER = """\
 def _launch(filename, source, argv, directory, has_input, is_last):

@@ -27,7 +27,7 @@ from starlette.routing import Route, request_response
 from starlette.types import Message, Receive, Scope, Send
 
 from executor_client.errors import ExecutorClientError, ResourceExhaustedError
-from executor_server.gateway.codecs import GzipMember
+from executor_server.gateway.codecs import GZIP_BITS, GzipMember
 from executor_server.gateway.e2b.envd.calls import check_user
 from executor_server.gateway.e2b.errors import not_offered, refusal_of
 from executor_server.gateway.e2b.paths import absolute, inside, name_of
@@ -52,7 +52,6 @@ _PIECE_BYTES = 1 << 20
 _GZIP_LEVEL = 1
 _SIGNATURE = re.compile(r"v1_[A-Za-z0-9+/]{43}")
 _EXPIRATION = re.compile(r"-?[0-9]{1,18}")
-_GZIP = 31  # wbits of zlib for a gzip stream
 
 
 def files_route(sandboxes: Sandboxes) -> Route:
@@ -178,7 +177,7 @@ def _is_signed(given: bytes, signed: hashlib._Hash, access_token: str, expiratio
 
 async def _pieces(spool: Spool, *, gzipped: bool) -> AsyncGenerator[bytes, None]:
     """Yields the content of a spool, and closes it."""
-    deflate = zlib.compressobj(_GZIP_LEVEL, wbits=_GZIP) if gzipped else None
+    deflate = zlib.compressobj(_GZIP_LEVEL, wbits=GZIP_BITS) if gzipped else None
     with spool:
         for start in range(0, spool.size_bytes, _PIECE_BYTES):
             piece = await spool.read(start, _PIECE_BYTES)

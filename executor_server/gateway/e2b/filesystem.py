@@ -12,7 +12,7 @@ import contextlib
 import secrets
 import stat
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 from pathlib import PurePosixPath
 from types import TracebackType
 from typing import Any, Self
@@ -78,9 +78,7 @@ class FilesystemService(filesystem_connect.Filesystem):
                     f"{path} can't be listed in full: it has too many entries, or some can't be read; list a directory "
                     "in it, with less depth, or run `find`",
                 )
-            top = inside(path)
-            found = [(PurePosixPath(info.path).relative_to(top), info) for info in listed]
-            found = sorted((each for each in found if len(each[0].parts) <= depth), key=lambda each: each[0].parts)
+            found = await asyncio.to_thread(_sorted, listed, inside(path), depth)
             links, entries = 0, []
             for number, (name, info) in enumerate(found):
                 if not number % TURN_ENTRIES:
@@ -258,6 +256,12 @@ def _kinds(change: FileChange) -> tuple[pb.EventType, ...]:
     if change.kind == "changed":
         return (pb.EVENT_TYPE_WRITE,)
     return pb.EVENT_TYPE_CREATE, pb.EVENT_TYPE_CHMOD, pb.EVENT_TYPE_WRITE
+
+
+def _sorted(listed: Iterable[FileInfo], top: str, depth: int) -> list[tuple[PurePosixPath, FileInfo]]:
+    """Returns the entries down to a depth with their relative paths, parents first. Slow for thousands."""
+    found = [(PurePosixPath(info.path).relative_to(top), info) for info in listed]
+    return sorted((each for each in found if len(each[0].parts) <= depth), key=lambda each: each[0].parts)
 
 
 async def _entry_at(files: AsyncSessionFiles, path: str) -> pb.EntryInfo:

@@ -33,7 +33,7 @@ class ExecutorServiceStub(object):
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
     RESOURCE_EXHAUSTED, reason QUEUE_FULL: the session's sandbox has yet to take 16 MiB of earlier requests, or the
-    answer is above 64 KiB, and the tenant's unread ones have 64 MiB; the call was carried out then.
+    answer is above 64 KiB, and the tenant's unread ones would exceed 64 MiB; the call was carried out then.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 
@@ -243,7 +243,7 @@ class ExecutorServiceServicer(object):
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
     RESOURCE_EXHAUSTED, reason QUEUE_FULL: the session's sandbox has yet to take 16 MiB of earlier requests, or the
-    answer is above 64 KiB, and the tenant's unread ones have 64 MiB; the call was carried out then.
+    answer is above 64 KiB, and the tenant's unread ones would exceed 64 MiB; the call was carried out then.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 
@@ -817,7 +817,7 @@ class ExecutorService(object):
     google.rpc.ErrorInfo (domain "remote-executor") whose reason is one of the closed list in docs/protocol.md.
     When the daemon itself fails: INTERNAL with an incident id. While it drains: UNAVAILABLE, reason DRAINING.
     RESOURCE_EXHAUSTED, reason QUEUE_FULL: the session's sandbox has yet to take 16 MiB of earlier requests, or the
-    answer is above 64 KiB, and the tenant's unread ones have 64 MiB; the call was carried out then.
+    answer is above 64 KiB, and the tenant's unread ones would exceed 64 MiB; the call was carried out then.
     A session or an execution that the caller does not own does not exist: NOT_FOUND.
     """
 

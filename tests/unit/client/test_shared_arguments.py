@@ -10,16 +10,15 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from executor_api.values import OpaqueValue, encode
+from executor_api.values import OpaqueValue, decode, encode
 from executor_client._core import shared_arguments
 from executor_client._core.limits import ARGUMENT_BYTES_COMPARED_MAX, CALLS_COMPARED_MAX
 from executor_client._core.shared_arguments import Arguments, ArgumentWatch
-from executor_client._core.values import unpack
 
 
 def _called(watch: ArgumentWatch, change: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     packed = encode((args, kwargs))
-    given_args, given_kwargs = unpack(packed)
+    given_args, given_kwargs = decode(packed)
     given = Arguments.received(given_args, given_kwargs, packed)
     change(*given.args, **given.kwargs)
     watch.compare("fill", given)

@@ -354,7 +354,8 @@ def _is_own(cls: Any) -> bool:
     if not _isinstance(cls, type) or _issubclass(cls, ModuleType) or cls.__module__ != "__main__":
         return False
     # Only the plain test: one that asks the class (`__subclasshook__`, `register`) takes a module for an instance.
-    return bool(_type(cls).__instancecheck__ == type.__instancecheck__)
+    check: Any = _type(cls).__instancecheck__
+    return bool(check == type.__instancecheck__)
 
 
 def locals_of(frame: FrameType) -> Any:

@@ -32,7 +32,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return _parse_and_run(arguments)
         finally:
             # At exit it could only fail with a traceback: `--help` is still in the buffer.
-            if sys.stdout is not None:
+            if sys.stdout is not None and not sys.stdout.closed:  # `executor mcp` closes it
                 sys.stdout.flush()
     except KeyboardInterrupt:  # while modules were imported: nothing has begun
         return EXIT_INTERRUPTED

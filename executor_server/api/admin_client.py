@@ -13,6 +13,7 @@ import grpc
 from google.protobuf import json_format
 from google.protobuf.message import Message
 
+from executor_api.tokens import can_be_sent
 from executor_api.v1 import admin_service_pb2 as admin_pb
 from executor_api.v1 import admin_service_pb2_grpc as admin_grpc
 from executor_server.core import Address, AddressError, TcpAddress, UnixAddress, addresses
@@ -109,7 +110,7 @@ def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
         ("grpc.enable_http_proxy", 0),
     ]
     target = _target(endpoint)
-    if endpoint.token is not None and not _can_be_sent(endpoint.token):
+    if endpoint.token is not None and not can_be_sent(endpoint.token):
         raise AdminError("The token has characters that can't be sent; use printable ASCII without spaces.")
     if endpoint.tls:
         credentials = grpc.ssl_channel_credentials(
@@ -123,10 +124,6 @@ def admin_client(endpoint: AdminEndpoint) -> Iterator[AdminClient]:
             yield AdminClient(channel, endpoint.token)
         except UnicodeEncodeError as error:
             raise AdminError(f"{error.object!r} is not UTF-8 text, so it can't be sent.") from error
-
-
-def _can_be_sent(token: str) -> bool:
-    return token.isascii() and token.isprintable() and " " not in token
 
 
 def is_own(address: str) -> bool:

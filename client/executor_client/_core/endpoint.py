@@ -16,6 +16,7 @@ import stat
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from executor_api.tokens import can_be_sent
 from executor_client._core.arguments import checks_calls
 from executor_client._core.limits import (
     BACKOFF_FIRST_S,
@@ -137,7 +138,7 @@ def resolve(address: str | None, token: str | None, tls: TlsConfig | bool | None
         token_from = str(state_dir() / "token")
         # The user's own daemon requires its token; a daemon at a given Unix socket may identify users by their sockets.
         token = _own_token(address, tls_config, needed=named is None or not address.startswith(_UNIX_SCHEMES))
-    if token is not None and not (token.isascii() and token.isprintable() and " " not in token):
+    if token is not None and not can_be_sent(token):
         raise ConfigurationError("the token has characters that can't be sent; use printable ASCII without spaces")
     return Endpoint(address, token, tls_config, token_from)
 

@@ -7,6 +7,7 @@ import stat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from executor_api.tokens import can_be_sent
 from executor_server.core import SandboxFailure
 from executor_server.core.config import E2BSection
 
@@ -55,7 +56,7 @@ def read_key(path: Path | None) -> str:
             )
     else:
         text, source = _read_private(path), f"the file {path} (e2b.api_key_file)"
-    if not text or not text.isascii() or not text.isprintable() or " " in text:
+    if not text or not can_be_sent(text):
         raise SandboxFailure(f"{source} holds no API key: one line of ASCII without blanks")
     return text
 

@@ -11,7 +11,6 @@ caused by the packages is remembered longer than a temporary one.
 from __future__ import annotations
 
 import asyncio
-import errno
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 
 import structlog
 
+from executor_api.disk import is_disk_full
 from executor_server.core import EnvironmentFailed, ExecutorError, ImageNotReady, Progress, SandboxFailure
 from executor_server.core.config import DAY_S
 from executor_server.core.fairness import FairSemaphore
@@ -39,7 +39,6 @@ REFUSED_S = 600.0
 """Seconds for which a failure caused by the packages is remembered; the index or the policy may change."""
 _MAX_FAILURES = 1024
 
-_NO_SPACE = (errno.ENOSPC, errno.EDQUOT)
 _QUEUED = Progress("waiting for other environments")
 _CHECKING = Progress("checking")
 
@@ -270,8 +269,7 @@ class Builds:
         if isinstance(failure, ExecutorError):  # no turn
             return failure.message
         _log.error("environment_build_failed", requirements=build.use.requirements, error=str(failure))
-        is_full = isinstance(failure, OSError) and failure.errno in _NO_SPACE
-        why = refusals.NO_SPACE if is_full or self._catalog.is_disk_full() else refusals.SEE_THE_LOG
+        why = refusals.NO_SPACE if is_disk_full(failure) or self._catalog.is_disk_full() else refusals.SEE_THE_LOG
         return refusals.not_made(build.use.requirements, why)
 
     def _note_failure(self, build: Build, error: ImageNotReady) -> None:

@@ -13,7 +13,6 @@ During a transfer, an archive is in an unnamed file, so memory stays small and n
 from __future__ import annotations
 
 import asyncio
-import errno
 import hashlib
 import hmac
 import json
@@ -27,6 +26,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from executor_api.disk import is_disk_full
 from executor_api.limits import PIECE_BYTES
 from executor_server.core import (
     ExecutorError,
@@ -55,7 +55,6 @@ _SIGNATURE_BYTES = 32
 _KEY_ID_CHARS = 16
 _DIGEST_CHARS = 64
 _RETRY_S = 2.0
-_FULL = frozenset((errno.ENOSPC, errno.EDQUOT))
 
 
 @dataclass(frozen=True)
@@ -231,7 +230,7 @@ def _refused_when_full() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno not in _FULL:
+        if not is_disk_full(error):
             raise
         message = "the daemon's disk has no room for this state; try again later"
         raise ResourceExhausted(Reason.QUEUE_FULL, message, retry_after_s=_RETRY_S) from error

@@ -7,7 +7,6 @@ Files, and pipes in scripts, get the text unchanged; with `raw`, every stream do
 
 from __future__ import annotations
 
-import errno
 import json
 import os
 import stat
@@ -18,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
+from executor_api.disk import is_disk_full
 from executor_client._core.local import NewFile
 from executor_client._core.terminal import encodable, shown
 from executor_client._core.value_text import value_text
@@ -187,8 +187,7 @@ class Console:
 
 def disk_advice(error: Exception) -> str:
     """Returns the end of a message about a local file: what to do if its disk is full, else nothing."""
-    is_full = isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
-    return "; free some space there, or choose another place" if is_full else ""
+    return "; free some space there, or choose another place" if is_disk_full(error) else ""
 
 
 def _plain(value: Any) -> object:

@@ -8,7 +8,6 @@ explain` have codes of their own.
 
 from __future__ import annotations
 
-import errno
 import os
 import re
 import sys
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from executor_api.disk import is_disk_full
 from executor_server.core import SandboxFailure
 from executor_server.core.config import ConfigError, to_toml
 from executor_server.daemon.cli.admin import admin
@@ -92,7 +92,7 @@ class _Main(click.Group):
         try:
             return super().main(*args, **more)
         except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            if not is_disk_full(error):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # Python flushes it again at exit
             where = error.filename or "A file or the output"

@@ -127,10 +127,7 @@ class RecordingFiles:
         return self._entries_bytes + self._blobs_bytes
 
     def create(self, about: About) -> None:
-        for path in (self._directory, self._directory / _BLOBS, self._directory / _INCOMING):
-            path.mkdir(mode=0o700)
-        self.write_about(about)
-        self._fd = _open(self._directory / _ENTRIES, os.O_CREAT | os.O_EXCL)
+        self._begin(about, is_new=True)
 
     def reopen(self, about: About) -> Iterator[tuple[int, bytes]]:
         """Yields the records of an earlier daemon, and then goes on after the last whole one.
@@ -138,10 +135,7 @@ class RecordingFiles:
         That daemon may have been killed at any step of `create`; the steps that it lacks are done here.
         """
         shutil.rmtree(self._directory / _INCOMING, ignore_errors=True)
-        for path in (self._directory, self._directory / _BLOBS, self._directory / _INCOMING):
-            path.mkdir(mode=0o700, exist_ok=True)
-        self.write_about(about)
-        self._fd = _open(self._directory / _ENTRIES, os.O_CREAT)
+        self._begin(about, is_new=False)
         for blob in os.scandir(self._directory / _BLOBS):
             self._blobs.add(blob.name)
             self._blobs_bytes += blob.stat(follow_symlinks=False).st_size
@@ -149,6 +143,12 @@ class RecordingFiles:
             self._entries_bytes, self._checksum = end, checksum
             yield kind, body
         os.ftruncate(self._fd, self._entries_bytes)
+
+    def _begin(self, about: About, *, is_new: bool) -> None:
+        for path in (self._directory, self._directory / _BLOBS, self._directory / _INCOMING):
+            path.mkdir(mode=0o700, exist_ok=not is_new)
+        self.write_about(about)
+        self._fd = _open(self._directory / _ENTRIES, os.O_CREAT | (os.O_EXCL if is_new else 0))
 
     def write_about(self, about: About) -> None:
         part = self._directory / f"{_ABOUT}.part"

@@ -70,7 +70,7 @@ def instrument(
     skipped = _ANNOTATIONS if string_annotations or _has_string_annotations(tree) else ()
     nodes = list(_walk(tree, skipped))
     if rules.refused:
-        if guard_patterns([node for node, _ in nodes], sentinels, rules):
+        if guard_patterns((node for node, _ in nodes), sentinels, rules):
             nodes = list(_walk(tree, skipped))
         hook_accesses([node for node, _ in nodes], sentinels, rules, skipped)
     if output_mode is not None and isinstance(tree, ast.Module):

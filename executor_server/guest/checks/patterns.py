@@ -25,7 +25,7 @@ from .sentinels import call, position
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Any, Iterator, Union
+    from typing import Any, Iterable, Iterator, Union
 
     from .rules import Rules
     from .sentinels import Sentinels
@@ -40,7 +40,7 @@ _MatchSingleton: Any = getattr(ast, "MatchSingleton", ())
 _MatchValue: Any = getattr(ast, "MatchValue", ())
 
 
-def guard_patterns(nodes: list[AST], sentinels: Sentinels, rules: Rules) -> bool:
+def guard_patterns(nodes: Iterable[AST], sentinels: Sentinels, rules: Rules) -> bool:
     """Rewrites the patterns among the nodes of a tree in place. Returns true if there are any."""
     found = False
     for node in nodes:

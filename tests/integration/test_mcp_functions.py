@@ -28,8 +28,10 @@ import os, sys, time
 from typing import Any
 try:
     from mcp.server.fastmcp import FastMCP as Server, Image
+    from mcp.server.fastmcp.exceptions import ToolError
 except ImportError:
     from mcp.server.mcpserver import MCPServer as Server, Image
+    from mcp.server.mcpserver.exceptions import ToolError
 
 server = Server("tools")
 
@@ -48,7 +50,7 @@ def text(size: int) -> str:
 
 @server.tool()
 def fail(why: str) -> str:
-    raise ValueError(why)
+    raise ToolError(why)  # since 2.3 the SDK hides the messages of other errors
 
 @server.tool()
 def picture() -> Image:

@@ -278,14 +278,13 @@ class Fleet:
             node.plug_in()
             if node.process is None and (node.state_dir / "registry.db").exists():
                 node.start()
-                node.await_start()
-            elif node.process is not None:
-                node.send(signal.SIGCONT)
-        if self.front.process is not None:
-            self.front.send(signal.SIGCONT)
+        running = [machine for machine in (*self.nodes.values(), self.front) if machine.process is not None]
+        for machine in running:
+            machine.send(signal.SIGCONT)
+            machine.await_start()
         problems = []
-        for machine in (*self.nodes.values(), self.front):
-            if machine.process is not None and (code := machine.stop()) != 0:
+        for machine in running:
+            if (code := machine.stop()) != 0:
                 problems.append(f"{machine.name} ended with {code}:\n{machine.log[-4000:]}")
         assert not problems, "\n".join(problems)
 

@@ -75,7 +75,7 @@ def ended(result: Future[ExecutionResult]) -> ExecutionResult:
     return found
 
 
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(rounds(900, 240))
 def test_eight_sessions_survive_any_number_of_kills(restart: Callable[..., Daemon]) -> None:
     """Some print, some wait for a tool, one makes ten megabytes, one has another execution waiting, some are idle."""
     daemon = restart()

@@ -258,7 +258,7 @@ def _changes(before: dict[str, Any], after: dict[str, Any]) -> list[list[str]]:
     ]
 
 
-@pytest.mark.timeout(rounds(1200, 240))
+@pytest.mark.timeout(rounds(2400, 240))
 def test_variables_and_files_are_always_those_of_the_model(tmp_path: Path) -> None:
     with ExitStack() as stack:
         UndoMachine.served = Served(tmp_path, stack)

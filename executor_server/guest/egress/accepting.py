@@ -6,18 +6,21 @@ out of the queue after the loop has seen it and before the accept. The accept wo
 and all sessions with it. No flag of accept prevents that (those of accept4 are for the new socket), the other holder
 can also change a time limit of the socket (SO_RCVTIMEO), and a socket can't be opened again.
 
-So a timer interrupts the call, by a handler that raises. It repeats, since a signal just before the call does not
-interrupt it. The handler raises at most once, and never outside the call's `try`: another signal could otherwise
-interrupt the lines that restore the timer. A connection accepted at the very end of the time is lost, with its
-descriptor. A session may cause that as often as it may cause interruptions (session.py).
+So a timer interrupts the call, by a handler that makes the listener non-blocking again; then the interpreter repeats
+the call, which returns at once. An exception would lose a connection that is accepted already, and its descriptor: on a
+busy host, this process may have to wait for a processor between the two. The other holder could clear the flag over and
+over, so the second interruption of a call raises. It does so at most once, and never outside the call's `try`: another
+signal could otherwise interrupt the lines that restore the timer. The timer repeats, since a signal just before the
+call does not interrupt it. A session may cause this as often as it may cause interruptions (session.py).
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
 import struct
-from typing import Any
+from typing import Any, Optional
 
 # A hundred times what the call takes on a busy host.
 MAX_ACCEPT_S = 0.05
@@ -25,7 +28,7 @@ _DO_NOT_LINGER = struct.pack("ii", 0, 0)
 
 
 class AcceptInterrupted(Exception):
-    """The call had to be interrupted: the listener blocks, or the process was stopped at that moment."""
+    """The call had to be interrupted, and accepted nothing: the listener blocked."""
 
 
 class Acceptor:
@@ -33,7 +36,8 @@ class Acceptor:
     foreign signal goes to the earlier handler."""
 
     def __init__(self) -> None:
-        self._raises = False
+        self._listener: Optional[socket.socket] = None  # during a call
+        self._is_interrupted = False
         self._handler_before = signal.signal(signal.SIGALRM, self._interrupt)
 
     def close(self) -> None:
@@ -42,13 +46,18 @@ class Acceptor:
 
     def accept(self, listener: socket.socket) -> socket.socket:
         """Accepts a connection. Raises OSError, and AcceptInterrupted after MAX_ACCEPT_S."""
+        self._is_interrupted = False
         timer_before = signal.setitimer(signal.ITIMER_REAL, MAX_ACCEPT_S, MAX_ACCEPT_S)
         try:
             try:
-                self._raises = True
+                self._listener = listener
                 sock, _ = listener.accept()
+            except BlockingIOError:
+                if self._is_interrupted:
+                    raise AcceptInterrupted from None
+                raise
             finally:
-                self._raises = False
+                self._listener = None
         finally:
             signal.setitimer(signal.ITIMER_REAL, *timer_before)
         try:
@@ -59,9 +68,13 @@ class Acceptor:
         return sock
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        if self._raises:
-            self._raises = False
-            raise AcceptInterrupted
+        if self._listener is not None:
+            if self._is_interrupted:
+                self._listener = None
+                raise AcceptInterrupted
+            self._is_interrupted = True
+            os.set_blocking(self._listener.fileno(), False)
+            return
         # The timer that this one replaced, or a late signal of our own.
         if callable(self._handler_before) and signal.getitimer(signal.ITIMER_REAL)[1] != MAX_ACCEPT_S:
             self._handler_before(number, frame)

@@ -6,12 +6,13 @@ out of the queue after the loop has seen it and before the accept. The accept wo
 and all sessions with it. No flag of accept prevents that (those of accept4 are for the new socket), the other holder
 can also change a time limit of the socket (SO_RCVTIMEO), and a socket can't be opened again.
 
-So a timer interrupts the call, by a handler that makes the listener non-blocking again; then the interpreter repeats
-the call, which returns at once. An exception would lose a connection that is accepted already, and its descriptor: on a
-busy host, this process may have to wait for a processor between the two. The other holder could clear the flag over and
-over, so the second interruption of a call raises. It does so at most once, and never outside the call's `try`: another
-signal could otherwise interrupt the lines that restore the timer. The timer repeats, since a signal just before the
-call does not interrupt it. A session may cause this as often as it may cause interruptions (session.py).
+So a timer interrupts the call. Its handler makes the listener non-blocking again; then the interpreter repeats the
+call, which returns at once. An exception would lose a connection that the kernel has accepted already, and its
+descriptor: on a busy host, this process may have to wait for a processor at that moment. The other holder could clear
+the flag again and again, so the second interruption of a call raises. A call thus takes at most twice MAX_ACCEPT_S. The
+timer repeats, since a signal just before the call does not interrupt it.
+A call that was interrupted and accepts nothing counts against its session (session.py). One that gets a connection
+within the time does not: a busy host looks the same, and the session's share of the loop bounds such calls.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ import socket
 import struct
 from typing import Any, Optional
 
-# A hundred times what the call takes on a busy host.
-MAX_ACCEPT_S = 0.05
+# Fifty times what the call takes on a busy host.
+MAX_ACCEPT_S = 0.025
 _DO_NOT_LINGER = struct.pack("ii", 0, 0)
 
 
 class AcceptInterrupted(Exception):
-    """The call had to be interrupted, and accepted nothing: the listener blocked."""
+    """The call had to be interrupted, and gave no connection."""
 
 
 class Acceptor:
@@ -45,7 +46,7 @@ class Acceptor:
             signal.signal(signal.SIGALRM, self._handler_before)
 
     def accept(self, listener: socket.socket) -> socket.socket:
-        """Accepts a connection. Raises OSError, and AcceptInterrupted after MAX_ACCEPT_S."""
+        """Accepts a connection. Raises OSError, and AcceptInterrupted after at most twice MAX_ACCEPT_S."""
         self._is_interrupted = False
         timer_before = signal.setitimer(signal.ITIMER_REAL, MAX_ACCEPT_S, MAX_ACCEPT_S)
         try:
@@ -70,10 +71,13 @@ class Acceptor:
     def _interrupt(self, number: int, frame: Any) -> None:
         if self._listener is not None:
             if self._is_interrupted:
+                # Once, and never outside the call's `try`: another signal could interrupt the lines behind it.
                 self._listener = None
                 raise AcceptInterrupted
             self._is_interrupted = True
             os.set_blocking(self._listener.fileno(), False)
+            # Else one long wait for a processor could end with two signals.
+            signal.setitimer(signal.ITIMER_REAL, MAX_ACCEPT_S, MAX_ACCEPT_S)
             return
         # The timer that this one replaced, or a late signal of our own.
         if callable(self._handler_before) and signal.getitimer(signal.ITIMER_REAL)[1] != MAX_ACCEPT_S:

@@ -26,8 +26,8 @@ from .refusals import Ended, Refusal
 
 # Seconds until the next attempt, where there is no room, or accepting failed for want of descriptors or memory.
 _EXHAUSTED_PAUSE_S = 0.2
-# Interruptions of an accept after which a session is not served any more. One may happen to an honest session, whose
-# client went away while the host let this process wait in the wrong microsecond.
+# Interruptions of an accept after which a session is not served any more. One may happen to an honest session, where
+# the host stopped this process twice in one call.
 _MAX_INTERRUPTIONS = 3
 
 
